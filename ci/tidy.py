@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""Mechanical rules of the house that no other tool checks. Prints every breach and ends with 1."""
+
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# A file is read in one sitting.
+LINES_MAX = 1_200
+
+# Texts under these rules; data and licences are as their authors wrote them.
+SUFFIXES = {".rs", ".md", ".py", ".sh", ".toml"}
+EXTENSIONLESS = {".ci/run", ".gitignore"}
+
+# Work that is left for later belongs into an issue. Spelt so that this file does not break the rule.
+UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|X" r"XX)\b|\b(to" r"do|unimple" r"mented|d" r"bg)!")
+
+# Where unsafe code may stand, and for what. A folder allows everything in it.
+UNSAFE = {
+    "crates/bench/src/clock.rs": "reads the time stamp counter",
+}
+
+# Markdown links: [text](target), not images of other sites, not inside code.
+LINK = re.compile(r"(?<!\\)\[[^\]\n]*\]\(([^)\s]+)\)")
+
+
+def files() -> list[str]:
+    """Every file that is or would be committed."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
+    listed = sorted(name for name in names.decode().split("\0") if name)
+    return [name for name in listed if (ROOT / name).is_file()]
+
+
+def text_problems(name: str, text: str) -> Iterator[str]:
+    """Form: length, white space, unfinished work."""
+    lines = text.split("\n")
+    if len(lines) > LINES_MAX:
+        yield f"{name}: {len(lines)} lines, {LINES_MAX} are the most; split it"
+    if text and not text.endswith("\n"):
+        yield f"{name}: the last line has no end"
+    for number, line in enumerate(lines, 1):
+        if "\t" in line:
+            yield f"{name}:{number}: a tab"
+        if line != line.rstrip():
+            yield f"{name}:{number}: white space at the end"
+        if found := UNFINISHED.search(line):
+            yield f"{name}:{number}: {found[0]}; finish it or open an issue"
+
+
+RUST_NOISE = re.compile(
+    r"""
+      (?P<line>//[^\n]*)
+    | (?P<block>/\*.*?\*/)
+    | (?P<raw>\bb?c?r(?P<hashes>\#*)".*?"(?P=hashes))
+    | (?P<string>\bb?c?"(?:\\.|[^"\\])*"|"(?:\\.|[^"\\])*")
+    | (?P<char>b?'(?:\\.[^']*|[^'\\])')
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def rust_code(text: str) -> str:
+    """Rust source with comments and literals blanked, line by line in place."""
+    return RUST_NOISE.sub(lambda noise: re.sub(r"[^\n]", " ", noise[0]), text)
+
+
+def rust_problems(name: str, text: str) -> Iterator[str]:
+    """A header that says what the file is for (its tests need none); unsafe only where listed."""
+    if not text.startswith("//!") and not name.endswith("/tests.rs"):
+        yield f"{name}: no //! header; say what the file is for"
+    if any(name == place or name.startswith(f"{place}/") for place in UNSAFE):
+        return
+    for number, line in enumerate(rust_code(text).split("\n"), 1):
+        if re.search(r"\bunsafe\b", line):
+            yield f"{name}:{number}: unsafe outside of the modules listed in ci/tidy.py"
+
+
+def unsafe_list_problems(texts: dict[str, str]) -> Iterator[str]:
+    """Entries of the list of unsafe modules that allow nothing any more."""
+    for place in UNSAFE:
+        covered = [n for n in texts if n == place or n.startswith(f"{place}/")]
+        if not any(re.search(r"\bunsafe\b", rust_code(texts[n])) for n in covered):
+            yield f"ci/tidy.py: {place} has no unsafe code; take it off the list"
+
+
+def format_problems(names: list[str], texts: dict[str, str]) -> Iterator[str]:
+    """Every layout on media is described byte for byte on a page that names its code."""
+    pages = [text for name, text in texts.items() if name.startswith("docs/format/")]
+    for name in names:
+        file = pathlib.PurePosixPath(name).name
+        if file.endswith("_layout.rs") and not any(file in page for page in pages):
+            yield f"{name}: no page of docs/format names it; describe the format byte for byte"
+
+
+def anchors(text: str) -> set[str]:
+    """Names under which the headings of a page can be linked to."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#{1,6} +(.+?) *#*$", without_code_blocks(text), re.MULTILINE):
+        plain = LINK.sub(lambda link: link[0].split("](")[0][1:], heading)
+        slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        count = 0
+        unique = slug
+        while unique in found:
+            count += 1
+            unique = f"{slug}-{count}"
+        found.add(unique)
+    return found
+
+
+def without_code_blocks(text: str) -> str:
+    """Markdown with fenced blocks blanked, lines kept."""
+    blank = lambda block: re.sub(r"[^\n]", "", block[0])
+    return re.sub(r"^```.*?^```", blank, text, flags=re.DOTALL | re.MULTILINE)
+
+
+def link_problems(name: str, text: str, texts: dict[str, str]) -> Iterator[str]:
+    """Links inside the project lead somewhere."""
+    prose = re.sub(r"`[^`\n]*`", "", without_code_blocks(text))
+    for number, line in enumerate(prose.split("\n"), 1):
+        for target in LINK.findall(line):
+            if re.match(r"[a-z][a-z0-9+.-]*:", target):
+                continue
+            path, _, anchor = target.partition("#")
+            resolved = (ROOT / name).parent / path if path else ROOT / name
+            resolved = resolved.resolve()
+            if not resolved.is_relative_to(ROOT) or not resolved.exists():
+                yield f"{name}:{number}: {target} leads nowhere"
+                continue
+            page = resolved.relative_to(ROOT).as_posix()
+            if anchor and anchor not in anchors(texts.get(page, "")):
+                yield f"{name}:{number}: {page} has no heading #{anchor}"
+
+
+def main() -> None:
+    names = files()
+    texts = {
+        name: (ROOT / name).read_text(encoding="utf-8")
+        for name in names
+        if pathlib.PurePosixPath(name).suffix in SUFFIXES or name in EXTENSIONLESS
+    }
+    problems: list[str] = []
+    for name, text in texts.items():
+        problems += text_problems(name, text)
+        if name.endswith(".rs"):
+            problems += rust_problems(name, text)
+        if name.endswith(".md"):
+            problems += link_problems(name, text, texts)
+    problems += unsafe_list_problems(texts)
+    problems += format_problems(names, texts)
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if problems:
+        sys.exit(1)
+    print(f"{len(texts)} files are tidy")
+
+
+if __name__ == "__main__":
+    main()

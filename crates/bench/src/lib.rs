@@ -1,0 +1,47 @@
+//! Workloads, latency histograms and reports for LightKV's own engines.
+//!
+//! A [`Bench`] runs [`Workload`]s one after the other on one open store and returns one [`Report`] each.
+//! Every value follows from its key and a version number, and every read is checked: a wrong, stale,
+//! missing or misplaced record ends the run with a [`BenchError`] instead of a figure.
+//!
+//! ```
+//! use std::sync::atomic::AtomicU64;
+//!
+//! use lightkv::{Db, EngineKind};
+//! use lightkv_bench::{Bench, Settings, Workload};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! let db = Db::open(directory.path())?;
+//! let settings = Settings { records: 1_000, ..Settings::default() };
+//! let mut bench = Bench::new(&db, EngineKind::LightKv, settings)?;
+//! for workload in [Workload::FillRandom, Workload::ReadRandom] {
+//!     let report = bench.run(workload, &AtomicU64::new(0))?;
+//!     println!("{}: {:.0} a second", report.workload, report.ops_per_second);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod clock;
+mod distribution;
+mod error;
+mod keys;
+mod latency;
+mod memory;
+mod permutation;
+mod random;
+mod report;
+mod run;
+mod values;
+mod worker;
+mod workload;
+
+pub use clock::{ClockCost, clock_cost};
+pub use distribution::Distribution;
+pub use error::{BenchError, Wrong};
+pub use keys::{KEY_LEN_BYTES, RECORDS_MAX};
+pub use latency::LatencySummary;
+pub use report::{Report, Settled, durability_name};
+pub use run::{Bench, Settings};
+pub use workload::Workload;

@@ -1,0 +1,288 @@
+//! What can be typed.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use lightkv::{Compression, EngineKind};
+use lightkv_bench::{Distribution, Workload};
+
+use crate::formats::Format;
+use crate::size::parse_size;
+
+/// An embedded, ordered, persistent key-value store for DRAM, persistent memory and SSD.
+///
+/// Keys and values are bytes. In text output, control characters, bytes that are not UTF-8 and the
+/// backslash are written as \t, \n, \r, \\ or \xNN, and import reads them back. Arguments are taken as
+/// they are; with --escape the same escapes are read in them too.
+///
+/// Exit codes: 0 success, 1 error, 2 wrong usage, 3 key not found.
+#[derive(Debug, Parser)]
+#[command(name = "lightkv", version, max_term_width = 100)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) store: StoreArguments,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Which store, and how it is opened: valid with every command.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Options of every command")]
+pub(crate) struct StoreArguments {
+    /// Directory of the store; put and import create it
+    #[arg(long, global = true, value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
+
+    /// Directory of the persistent-memory pool; a store created with one needs it at every open
+    #[arg(long, global = true, value_name = "DIR")]
+    pub(crate) pmem_path: Option<PathBuf>,
+
+    /// Cap on all memory, as 512MiB or 2GiB [default: 1GiB]
+    #[arg(long, global = true, value_name = "BYTES", value_parser = parse_size)]
+    pub(crate) memory_budget: Option<u64>,
+
+    /// Storage engine; a store keeps the one that created it
+    #[arg(long, global = true, value_name = "NAME", default_value = "lightkv")]
+    pub(crate) engine: EngineKind,
+
+    /// Compression of newly written tables
+    #[arg(long, global = true, value_enum, default_value_t = CompressionArgument::None)]
+    pub(crate) compression: CompressionArgument,
+
+    /// Write results to stdout, and errors to stderr, as JSON
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    /// Read \t, \n, \r, \\ and \xNN in keys and values given as arguments
+    #[arg(long, global = true)]
+    pub(crate) escape: bool,
+}
+
+/// Names of compressions.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum CompressionArgument {
+    /// Store blocks as they are
+    None,
+    /// LZ4
+    Lz4,
+}
+
+impl From<CompressionArgument> for Compression {
+    fn from(argument: CompressionArgument) -> Self {
+        match argument {
+            CompressionArgument::None => Self::None,
+            CompressionArgument::Lz4 => Self::Lz4,
+        }
+    }
+}
+
+/// What is done.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Set a key to a value
+    Put(PutArguments),
+    /// Print the value of a key; exit code 3 if there is none
+    Get(GetArguments),
+    /// Remove a key; it need not exist
+    Delete(DeleteArguments),
+    /// Print the records of a key range in key order, one a line, key and value separated by a tab
+    Scan(ScanArguments),
+    /// Load records from a file or from stdin
+    Import(ImportArguments),
+    /// Write all records to a file or to stdout
+    Export(ExportArguments),
+    /// Print what the store promises, holds and has done since it was opened
+    Stats,
+    /// Read every byte of the store and check it
+    Verify,
+    /// Write a consistent copy of the store into a new directory, by hard links where possible
+    Checkpoint(CheckpointArguments),
+    /// Merge the tables of a key range and drop what was deleted or overwritten
+    Compact(RangeArguments),
+    /// Measure workloads on a store; every value read is checked
+    Bench(BenchArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PutArguments {
+    /// The key; after -- it may begin with a hyphen
+    #[arg(value_name = "K")]
+    pub(crate) key: OsString,
+
+    /// The value
+    #[arg(value_name = "V", required_unless_present = "value_file")]
+    pub(crate) value: Option<OsString>,
+
+    /// Take the value from a file (or from stdin: -), byte for byte
+    #[arg(long, value_name = "FILE", conflicts_with = "value")]
+    pub(crate) value_file: Option<PathBuf>,
+
+    /// Return only when the write survives power loss
+    #[arg(long)]
+    pub(crate) sync: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GetArguments {
+    /// The key
+    #[arg(value_name = "K")]
+    pub(crate) key: OsString,
+
+    /// Print the value's exact bytes: no escapes, no line end
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) raw: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DeleteArguments {
+    /// The key
+    #[arg(value_name = "K")]
+    pub(crate) key: OsString,
+
+    /// Return only when the removal survives power loss
+    #[arg(long)]
+    pub(crate) sync: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RangeArguments {
+    /// First key
+    #[arg(long, value_name = "K")]
+    pub(crate) from: Option<OsString>,
+
+    /// Key to stop before
+    #[arg(long, value_name = "K")]
+    pub(crate) to: Option<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ScanArguments {
+    #[command(flatten)]
+    pub(crate) range: RangeArguments,
+
+    /// Only keys that start with this
+    #[arg(long, value_name = "P")]
+    pub(crate) prefix: Option<OsString>,
+
+    /// From the last key to the first
+    #[arg(long)]
+    pub(crate) reverse: bool,
+
+    /// At most so many records
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImportArguments {
+    /// Format of the input [default: by the file's extension]
+    #[arg(long, value_enum)]
+    pub(crate) format: Option<Format>,
+
+    /// The file; - is stdin
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+
+    /// Report and skip lines that cannot be read instead of stopping at the first
+    #[arg(long)]
+    pub(crate) skip_bad_lines: bool,
+
+    /// Leave out the first record
+    #[arg(long)]
+    pub(crate) skip_header: bool,
+
+    /// Take backslashes in tsv as they are
+    #[arg(long)]
+    pub(crate) no_escape: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportArguments {
+    /// Format of the output [default: by the file's extension]
+    #[arg(long, value_enum)]
+    pub(crate) format: Option<Format>,
+
+    /// The file, replaced if it exists; - is stdout
+    #[arg(value_name = "FILE", default_value = "-")]
+    pub(crate) file: PathBuf,
+
+    /// Write backslashes in tsv as they are; a record that needs an escape is an error
+    #[arg(long)]
+    pub(crate) no_escape: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckpointArguments {
+    /// The new directory
+    #[arg(value_name = "DIR")]
+    pub(crate) target: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArguments {
+    /// What to run, in this order, on one store
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "fillseq,fillrandom,overwrite,readrandom,readmissing,readseq,range100,readwhilewriting"
+    )]
+    pub(crate) workloads: Vec<Workload>,
+
+    /// Records in the store
+    #[arg(long, default_value_t = 1_000_000, value_name = "N")]
+    pub(crate) num: u64,
+
+    /// Reads of each reading workload [default: as many as records; a tenth of that for range100]
+    #[arg(long, value_name = "N")]
+    pub(crate) reads: Option<u64>,
+
+    /// Length of each value
+    #[arg(long, default_value = "100", value_name = "BYTES", value_parser = parse_size)]
+    pub(crate) value_size: u64,
+
+    /// Threads that share the operations
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub(crate) threads: usize,
+
+    /// Which records are chosen: uniform, zipfian or latest
+    #[arg(long, default_value = "uniform", value_name = "NAME")]
+    pub(crate) distribution: Distribution,
+
+    /// Seed of all random choices
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub(crate) seed: u64,
+
+    /// Sync every write
+    #[arg(long)]
+    pub(crate) sync: bool,
+
+    /// After each writing workload, wait for background work and report that too
+    #[arg(long)]
+    pub(crate) settle: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn definition_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn store_arguments_may_follow_the_command() {
+        let words = "lightkv bench --num 10 --memory-budget 2GiB --pmem-path p --dir d --json";
+        let arguments = Arguments::try_parse_from(words.split(' ')).unwrap();
+        assert_eq!(arguments.store.memory_budget, Some(2 << 30));
+        assert!(arguments.store.json);
+        let Command::Bench(bench) = arguments.command else {
+            panic!()
+        };
+        assert_eq!(bench.workloads, Workload::ALL);
+    }
+}

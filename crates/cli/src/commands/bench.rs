@@ -1,0 +1,238 @@
+//! Measuring.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use lightkv::Db;
+use lightkv_bench::{Bench, LatencySummary, Report, Settings, Workload, clock_cost};
+use tempfile::TempDir;
+
+use crate::arguments::{BenchArguments, StoreArguments};
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::progress;
+use crate::size::{display_count, display_size};
+use crate::store::options;
+
+pub(crate) fn bench(store: &StoreArguments, command: &BenchArguments) -> Result<(), Failure> {
+    let settings = Settings {
+        records: command.num,
+        reads: command.reads,
+        value_len_bytes: usize::try_from(command.value_size).unwrap_or(usize::MAX),
+        threads: command.threads,
+        distribution: command.distribution,
+        seed: command.seed,
+        sync: command.sync,
+        settle: command.settle,
+    };
+    let place = Place::new(store)?;
+    let db = options(store, place.pool()).open(place.directory())?;
+    explain(&format!("store: {}", place.describe()));
+    explain(&format!("durability: {}", db.durability()));
+    let cost = clock_cost();
+    explain(&format!(
+        "clock: {}; measuring adds {:.0} ns to each latency and {:.0} ns to each operation",
+        cost.source, cost.latency_ns, cost.operation_ns,
+    ));
+    let result = run(store, command, settings, &db);
+    let closed = db.close();
+    result?;
+    closed?;
+    place.remove()
+}
+
+fn run(
+    store: &StoreArguments,
+    command: &BenchArguments,
+    settings: Settings,
+    db: &Db,
+) -> Result<(), Failure> {
+    let mut output = Output::stdout();
+    let mut bench = Bench::new(db, store.engine, settings.clone())?;
+    for (position, workload) in command.workloads.iter().enumerate() {
+        let report = run_one(&mut bench, *workload, settings.operations(*workload))?;
+        if store.json {
+            output.json_line(&report)?;
+        } else {
+            if position == 0 {
+                output.line(&table_head())?;
+            }
+            for line in table_lines(&report) {
+                output.line(&line)?;
+            }
+        }
+        // Long runs are watched, and a later failure must not take these figures with it.
+        output.flush()?;
+    }
+    Ok(())
+}
+
+/// Runs one workload under a progress bar.
+fn run_one(bench: &mut Bench<'_>, workload: Workload, operations: u64) -> Result<Report, Failure> {
+    let bar = progress::operations_bar(workload.name(), operations);
+    let (done, finished) = (AtomicU64::new(0), AtomicBool::new(false));
+    let report = thread::scope(|scope| {
+        let watcher = (!bar.is_hidden()).then(|| {
+            scope.spawn(|| {
+                // Relaxed: both are for display, and the scope joins the thread.
+                while !finished.load(Ordering::Relaxed) {
+                    bar.set_position(done.load(Ordering::Relaxed));
+                    thread::park_timeout(Duration::from_millis(200));
+                }
+            })
+        });
+        let report = bench.run(workload, &done);
+        finished.store(true, Ordering::Relaxed);
+        if let Some(watcher) = watcher {
+            watcher.thread().unpark();
+        }
+        report
+    });
+    bar.finish_and_clear();
+    Ok(report?)
+}
+
+/// Says something to people that programs which read stdout need not see.
+fn explain(line: &str) {
+    let _unwritten = writeln!(io::stderr(), "{line}");
+}
+
+fn table_head() -> String {
+    format!(
+        "{:<16} {:>12} {:>11} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6} {:>9}",
+        "workload", "ops/s", "ops", "us of", "mean", "p50", "p99", "p99.9", "max", "w.amp", "space"
+    )
+}
+
+/// One line for each kind of operation of a workload.
+fn table_lines(report: &Report) -> Vec<String> {
+    let kinds: [(&str, Option<LatencySummary>); 3] = [
+        ("read", report.read_us),
+        ("write", report.write_us),
+        ("scan", report.scan_us),
+    ];
+    let measured = kinds
+        .into_iter()
+        .filter_map(|(kind, summary)| Some((kind, summary?)));
+    let mut lines: Vec<_> = measured
+        .enumerate()
+        .map(|(place, (kind, us))| {
+            let first = |text: String| if place == 0 { text } else { String::new() };
+            let amplification =
+                report.write_amplification.map(|factor| format!("{factor:.2}")).unwrap_or_default();
+            format!(
+                "{:<16} {:>12} {:>11} {kind:>6} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>9.1} {:>6} {:>9}",
+                first(report.workload.to_owned()),
+                first(display_count(report.ops_per_second as u64)),
+                first(display_count(report.ops)),
+                us.mean,
+                us.p50,
+                us.p99,
+                us.p999,
+                us.max,
+                first(amplification),
+                first(display_size(report.space_bytes)),
+            )
+        })
+        .collect();
+    if let Some(settled) = &report.settled {
+        lines.push(format!(
+            "  background work {} {:.1} s later: write amplification {:.2}, space {}",
+            if settled.complete {
+                "at rest"
+            } else {
+                "still busy"
+            },
+            settled.seconds,
+            settled.write_amplification.unwrap_or_default(),
+            display_size(settled.space_bytes),
+        ));
+    }
+    lines
+}
+
+/// Where the store of a run lives.
+#[derive(Debug)]
+enum Place<'a> {
+    /// In the directories that were named; they stay.
+    Named {
+        directory: &'a Path,
+        pool: Option<&'a Path>,
+    },
+    /// In new directories that end with the run, the pool's inside the one that was named: what an
+    /// earlier run, or another store, left there is not touched.
+    Temporary {
+        directory: TempDir,
+        pool: Option<TempDir>,
+    },
+}
+
+impl<'a> Place<'a> {
+    fn new(store: &'a StoreArguments) -> Result<Self, Failure> {
+        let pool = store.pmem_path.as_deref();
+        if let Some(directory) = &store.dir {
+            return Ok(Self::Named { directory, pool });
+        }
+        let temporary = |parent: &Path| {
+            let created = fs::create_dir_all(parent).and_then(|()| {
+                tempfile::Builder::new()
+                    .prefix("lightkv-bench-")
+                    .tempdir_in(parent)
+            });
+            created.map_err(|error| {
+                let parent = parent.display();
+                Failure::during(
+                    format!("cannot create a temporary store in {parent}"),
+                    error,
+                )
+            })
+        };
+        let directory = temporary(&std::env::temp_dir())?;
+        Ok(Self::Temporary {
+            directory,
+            pool: pool.map(temporary).transpose()?,
+        })
+    }
+
+    fn directory(&self) -> &Path {
+        match self {
+            Self::Named { directory, .. } => directory,
+            Self::Temporary { directory, .. } => directory.path(),
+        }
+    }
+
+    fn pool(&self) -> Option<&Path> {
+        match self {
+            Self::Named { pool, .. } => *pool,
+            Self::Temporary { pool, .. } => pool.as_ref().map(TempDir::path),
+        }
+    }
+
+    fn describe(&self) -> String {
+        let kind = match self {
+            Self::Named { .. } => "",
+            Self::Temporary { .. } => " (temporary; --dir keeps it)",
+        };
+        let pool = self.pool().map(|pool| format!(", pool {}", pool.display()));
+        format!(
+            "{}{}{kind}",
+            self.directory().display(),
+            pool.unwrap_or_default()
+        )
+    }
+
+    /// Removes what is temporary and reports if that fails.
+    fn remove(self) -> Result<(), Failure> {
+        let Self::Temporary { directory, pool } = self else {
+            return Ok(());
+        };
+        let removed = directory
+            .close()
+            .and_then(|()| pool.map_or(Ok(()), TempDir::close));
+        removed.map_err(|error| Failure::during("cannot remove the temporary store", error))
+    }
+}

@@ -1,0 +1,148 @@
+//! bench.
+
+use serde_json::Value;
+
+use crate::command::{Store, bare_command, json, run};
+
+const ALL: &str =
+    "fillseq,fillrandom,overwrite,readrandom,readmissing,readseq,range100,readwhilewriting";
+
+fn reports(output: &str) -> Vec<Value> {
+    output.lines().map(json).collect()
+}
+
+fn names(value: &Value) -> Vec<&str> {
+    let mut names: Vec<_> = value
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn every_workload_is_one_line_with_the_documented_names() {
+    let words = format!("bench --workloads {ALL} --num 3000 --value-size 64 --threads 2 --json");
+    let arguments: Vec<_> = words.split(' ').collect();
+    let ended = run(bare_command(&arguments), b"");
+    assert!(
+        ended.stderr.contains("survives"),
+        "the durability: {}",
+        ended.stderr
+    );
+    assert!(
+        ended.stderr.contains("measuring adds"),
+        "the clock: {}",
+        ended.stderr
+    );
+    let reports = reports(&ended.succeeded());
+    let workloads: Vec<_> = reports.iter().map(|report| &report["workload"]).collect();
+    assert_eq!(workloads, ALL.split(',').collect::<Vec<_>>());
+    for report in &reports {
+        let mut expected = [
+            "workload",
+            "engine",
+            "durability",
+            "ops",
+            "seconds",
+            "ops_per_second",
+            "read_us",
+            "write_us",
+            "scan_us",
+            "user_bytes_written",
+            "device_bytes_written",
+            "write_amplification",
+            "space_bytes",
+            "memory_peak_bytes",
+            "counters",
+            "levels",
+        ];
+        expected.sort_unstable();
+        assert_eq!(names(report), expected);
+        assert_eq!(report["engine"], "lightkv");
+        assert_eq!(report["durability"], "process_crash");
+        assert!(report["memory_peak_bytes"].as_u64().unwrap() > 0);
+        for kind in ["read_us", "write_us", "scan_us"] {
+            if !report[kind].is_null() {
+                assert_eq!(
+                    names(&report[kind]),
+                    ["max", "mean", "p50", "p99", "p999", "p9999"]
+                );
+            }
+        }
+    }
+    assert_eq!(reports[0]["counters"]["puts"], 3_000);
+    assert_eq!(reports[0]["user_bytes_written"], 3_000 * (16 + 64));
+    assert_eq!(reports[3]["counters"]["gets_hit"], 3_000);
+    assert_eq!(reports[4]["counters"]["gets_miss"], 3_000);
+    assert!(!reports[7]["read_us"].is_null() && !reports[7]["write_us"].is_null());
+}
+
+#[test]
+fn a_named_store_stays_and_holds_the_records() {
+    let store = Store::new();
+    let fill = "bench --workloads fillrandom --num 500 --value-size 1KiB --settle --json";
+    let report = json(&store.must(&fill.split(' ').collect::<Vec<_>>()));
+    assert_eq!(report["settled"]["complete"], true);
+    let keys = store.must(&["scan"]);
+    assert_eq!(keys.lines().count(), 500);
+    assert!(keys.starts_with("0000000000000000\t"));
+    let read = "bench --workloads readrandom,readseq --num 500 --value-size 1KiB";
+    let read: Vec<_> = read.split(' ').collect();
+    assert!(store.must(&read).contains("readseq"));
+
+    store.must(&["delete", "0000000000000123"]);
+    let ended = store.run(&read);
+    assert_eq!(ended.code, 1);
+    let last = ended.stderr.lines().last().unwrap();
+    assert!(
+        last.starts_with("error: ") && last.contains("0000000000000123"),
+        "{last}"
+    );
+}
+
+#[test]
+fn pools_syncs_and_distributions() {
+    let store = Store::new();
+    let pools = store.beside("pools");
+    for distribution in ["uniform", "zipfian", "latest"] {
+        let words = format!(
+            "bench --workloads fillseq,overwrite,readrandom --num 300 --distribution {distribution} \
+             --seed 7 --memory-budget 64MiB --engine lightkv --json --pmem-path"
+        );
+        let mut arguments: Vec<_> = words.split_whitespace().collect();
+        arguments.push(pools.to_str().unwrap());
+        let reports = reports(&run(bare_command(&arguments), b"").succeeded());
+        assert!(reports[0]["counters"]["fences"].as_u64().unwrap() >= 300);
+        assert_eq!(reports[0]["counters"]["journal_bytes_written"], 0);
+    }
+    let left: Vec<_> = std::fs::read_dir(&pools).unwrap().collect();
+    assert!(
+        left.is_empty(),
+        "a temporary pool ends with its run: {left:?}"
+    );
+
+    let synced = "bench --workloads fillrandom --num 20 --sync --json --dir";
+    let mut arguments: Vec<_> = synced.split(' ').collect();
+    let path = store.path();
+    arguments.push(path.to_str().unwrap());
+    let report = json(&run(bare_command(&arguments), b"").succeeded());
+    assert_eq!(report["durability"], "power_loss");
+}
+
+#[test]
+fn wrong_settings_are_usage_errors_or_named() {
+    for (words, code) in [
+        ("bench --workloads fillsync", 2),
+        ("bench --distribution gauss", 2),
+        ("bench --engine rocksdb", 2),
+        ("bench --num 0", 1),
+        ("bench --threads 0", 1),
+    ] {
+        let ended = run(bare_command(&words.split(' ').collect::<Vec<_>>()), b"");
+        assert_eq!(ended.code, code, "{words}: {}", ended.stderr);
+        assert!(ended.stderr.contains("error: "), "{words}");
+    }
+}

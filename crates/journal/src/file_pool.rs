@@ -1,0 +1,496 @@
+//! The files of the ring: made in advance, used once, recycled.
+//!
+//! # The life of a file
+//!
+//! ```text
+//!            create                 take              seal            release
+//! (nothing) --------> PREPARED -----------> ACTIVE ---------> LIVE ------------> SPARE --> (deleted)
+//!                        ^                                                         |
+//!                        +---------------------------------------------------------+
+//!                                  new generation in the header, synced
+//! ```
+//!
+//! Only a spare file is ever given a new header, and a file becomes spare only when the engine has
+//! said that nothing in it is needed, so a live entry is never overwritten. The new header is durable
+//! before the first entry is stored, so no entry can be found under an old generation, and the name of
+//! a new file is durable before that too.
+//!
+//! A thread keeps one file prepared, so that an appender that fills its file only swaps two of them.
+//! It starts when a quarter of the active file is used (not at once: a store that hardly writes should
+//! not pay for a second file). An appender that finds none waits for the thread or prepares one
+//! itself; that is counted as a late rotation.
+//!
+//! # What is written to the medium
+//!
+//! Only what somebody syncs, and what the kernel finds old: a file that is filled and released before
+//! that goes around the ring in memory. All syncs are of ranges for this reason.
+//!
+//! # Generations
+//!
+//! They grow strictly in the order in which files are *used*. A file is given its generation when it
+//! is prepared, and an entry too large for an ordinary file gets a file of its own at once, with a
+//! higher number than the prepared one. The prepared one is then outdated; it is given a new
+//! generation before it is used.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use lightkv_vfs::{OpenMode, Vfs, VfsFile};
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::{JournalError, Result};
+use crate::journal_layout::{FILE_HEADER_LEN_BYTES, FileHeader};
+use crate::mapped::MappedFile;
+use crate::position::JournalPosition;
+
+/// An open journal file.
+#[derive(Debug)]
+pub(crate) struct JournalFile {
+    pub(crate) file: Arc<dyn VfsFile>,
+    /// Kept while the file is spare: its pages stay mapped and need no new faults.
+    pub(crate) mapped: Option<MappedFile>,
+    pub(crate) capacity_bytes: u64,
+}
+
+impl JournalFile {
+    pub(crate) fn path(&self) -> &Path {
+        self.file.path()
+    }
+}
+
+/// A file that is ready for entries.
+#[derive(Debug)]
+pub(crate) struct PreparedFile {
+    pub(crate) file: Arc<dyn VfsFile>,
+    pub(crate) mapped: MappedFile,
+    pub(crate) generation: u64,
+    pub(crate) capacity_bytes: u64,
+}
+
+/// How the blocks of a new file are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fill {
+    /// Reserved only: quick, for somebody who waits.
+    Allocate,
+    /// Written with zeros: later syncs then change no block map, which makes them cheaper.
+    Zeros,
+}
+
+/// What never changes while a journal is open.
+#[derive(Debug)]
+pub(crate) struct PoolSettings {
+    pub(crate) vfs: Arc<dyn Vfs>,
+    pub(crate) directory: PathBuf,
+    pub(crate) store_identity: u64,
+    pub(crate) file_bytes: u64,
+    pub(crate) spare_files_max: usize,
+}
+
+/// Makes, keeps, recycles and deletes the files that hold no live entries.
+#[derive(Debug)]
+pub(crate) struct FilePool {
+    settings: PoolSettings,
+    state: Mutex<PoolState>,
+    /// Something to do for the thread.
+    work: Condvar,
+    /// The thread has finished a preparation, with or without success.
+    finished: Condvar,
+    poison: OnceLock<Poison>,
+}
+
+/// The first failed write or sync.
+#[derive(Debug)]
+struct Poison {
+    path: PathBuf,
+    cause: Arc<str>,
+}
+
+#[derive(Debug)]
+struct PoolState {
+    spares: Vec<JournalFile>,
+    /// To be deleted by the thread: that takes milliseconds.
+    surplus: Vec<JournalFile>,
+    prepared: Option<PreparedFile>,
+    is_preparing: bool,
+    is_wanted: bool,
+    is_closing: bool,
+    next_generation: u64,
+    next_number: u64,
+    /// Generation of the newest file that was used; a prepared file must be newer.
+    newest_used: u64,
+}
+
+impl FilePool {
+    pub(crate) fn new(
+        settings: PoolSettings,
+        spares: Vec<JournalFile>,
+        surplus: Vec<JournalFile>,
+        next_generation: u64,
+        next_number: u64,
+    ) -> FilePool {
+        FilePool {
+            settings,
+            state: Mutex::new(PoolState {
+                spares,
+                surplus,
+                prepared: None,
+                is_preparing: false,
+                is_wanted: false,
+                is_closing: false,
+                next_generation,
+                next_number,
+                newest_used: 0,
+            }),
+            work: Condvar::new(),
+            finished: Condvar::new(),
+            poison: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        &self.settings.directory
+    }
+
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.settings.file_bytes
+    }
+
+    pub(crate) fn store_identity(&self) -> u64 {
+        self.settings.store_identity
+    }
+
+    /// Fails if an earlier write or sync failed.
+    #[inline]
+    pub(crate) fn check_poison(&self) -> Result<()> {
+        match self.poison.get() {
+            None => Ok(()),
+            Some(_) => Err(self.poisoned_error()),
+        }
+    }
+
+    /// The error of everything after a failed write or sync.
+    #[cold]
+    pub(crate) fn poisoned_error(&self) -> JournalError {
+        let (path, cause) = match self.poison.get() {
+            Some(poison) => (poison.path.clone(), Arc::clone(&poison.cause)),
+            None => (self.directory().to_path_buf(), "unknown failure".into()),
+        };
+        JournalError::Poisoned { path, cause }
+    }
+
+    /// Ends all acknowledgements for good, because of a failed write or sync.
+    pub(crate) fn poison(&self, path: &Path, operation: &str, error: &std::io::Error) {
+        // The first cause is the one worth reporting; later ones follow from it.
+        let _ = self.poison.set(Poison {
+            path: path.to_path_buf(),
+            cause: format!("cannot {operation}: {error}").into(),
+        });
+    }
+
+    /// Lets the thread prepare the next file, if it has not yet.
+    pub(crate) fn want_prepared(&self) {
+        self.state.lock().is_wanted = true;
+        self.work.notify_one();
+    }
+
+    /// Takes files that hold nothing live any more.
+    pub(crate) fn recycle(&self, files: impl Iterator<Item = JournalFile>) {
+        let mut state = self.state.lock();
+        for file in files {
+            let count = state.spares.len() + usize::from(state.prepared.is_some());
+            let is_ordinary = file.capacity_bytes == self.settings.file_bytes;
+            if is_ordinary && count < self.settings.spare_files_max {
+                state.spares.push(file);
+            } else {
+                state.surplus.push(file);
+            }
+        }
+        drop(state);
+        self.work.notify_one();
+    }
+
+    /// The next ordinary file, and whether it came late. Waits only if none is ready.
+    pub(crate) fn take_prepared(&self) -> Result<(PreparedFile, bool)> {
+        let mut state = self.state.lock();
+        let mut is_late = false;
+        loop {
+            if let Some(prepared) = state.prepared.take() {
+                if prepared.generation > state.newest_used {
+                    state.newest_used = prepared.generation;
+                    return Ok((prepared, is_late));
+                }
+                state.spares.push(prepared.into_spare());
+            }
+            is_late = true;
+            if state.is_preparing {
+                self.finished.wait(&mut state);
+                continue;
+            }
+            self.prepare_ordinary(&mut state, Fill::Allocate)?;
+        }
+    }
+
+    /// A file of its own for an entry that does not fit into an ordinary one.
+    pub(crate) fn create_oversize(&self, len_bytes: u64) -> Result<PreparedFile> {
+        let mut state = self.state.lock();
+        // Its space may be needed, and it is not this entry that makes the wait long.
+        for file in std::mem::take(&mut state.surplus) {
+            self.delete(file);
+        }
+        let generation = state.new_generation(&self.settings.directory)?;
+        let path = state.new_path(&self.settings.directory);
+        let prepared = self.create(&path, generation, len_bytes, Fill::Allocate)?;
+        state.newest_used = generation;
+        Ok(prepared)
+    }
+
+    /// Gives `prepared` a file. Called with the lock, works without it.
+    fn prepare_ordinary(
+        &self,
+        state: &mut parking_lot::MutexGuard<'_, PoolState>,
+        fill: Fill,
+    ) -> Result<()> {
+        let generation = state.new_generation(&self.settings.directory)?;
+        // A file that waits to be deleted is as good: on a full disk it is the only one.
+        let spare = state.spares.pop().or_else(|| {
+            let is_ordinary = |file: &JournalFile| file.capacity_bytes == self.settings.file_bytes;
+            let index = state.surplus.iter().position(is_ordinary)?;
+            Some(state.surplus.swap_remove(index))
+        });
+        let path = match &spare {
+            Some(spare) => spare.path().to_path_buf(),
+            None => state.new_path(&self.settings.directory),
+        };
+        state.is_preparing = true;
+        // What is left to delete is of another length, but its space would do.
+        let surplus = match spare {
+            Some(_) => Vec::new(),
+            None => std::mem::take(&mut state.surplus),
+        };
+        let outcome = parking_lot::MutexGuard::unlocked(state, || match spare {
+            Some(spare) => self.reuse(spare, generation),
+            None => {
+                surplus.into_iter().for_each(|file| self.delete(file));
+                self.create(&path, generation, self.settings.file_bytes, fill)
+            }
+        });
+        state.is_preparing = false;
+        self.finished.notify_all();
+        state.prepared = Some(outcome?);
+        Ok(())
+    }
+
+    /// Makes a new file. Nothing is left of it if that fails.
+    fn create(
+        &self,
+        path: &Path,
+        generation: u64,
+        capacity_bytes: u64,
+        fill: Fill,
+    ) -> Result<PreparedFile> {
+        let vfs = &self.settings.vfs;
+        let file = vfs
+            .open(path, OpenMode::CreateNew)
+            .map_err(|error| JournalError::io(path, "create", error))?;
+        let prepared = file
+            .allocate(capacity_bytes)
+            .map_err(|error| JournalError::io(path, "allocate", error))
+            .and_then(|()| match fill {
+                Fill::Allocate => Ok(()),
+                Fill::Zeros => write_zeros(&file, capacity_bytes),
+            })
+            .and_then(|()| map(&file, capacity_bytes, fill == Fill::Zeros))
+            .and_then(|mapped| self.start(file, mapped, generation, capacity_bytes))
+            .and_then(|prepared| {
+                vfs.sync_directory(&self.settings.directory)
+                    .inspect_err(|error| {
+                        self.poison(&self.settings.directory, "sync directory", error)
+                    })
+                    .map_err(|error| {
+                        JournalError::io(&self.settings.directory, "sync directory", error)
+                    })?;
+                Ok(prepared)
+            });
+        if prepared.is_err() {
+            // Best effort: a leftover holds no entries, and the next recovery deletes it.
+            let _ = vfs.remove_file(path);
+        }
+        prepared
+    }
+
+    /// Starts a new use of a spare file. The file is gone if that fails: its header may be torn.
+    fn reuse(&self, spare: JournalFile, generation: u64) -> Result<PreparedFile> {
+        let path = spare.path().to_path_buf();
+        let mapped = match spare.mapped {
+            Some(mapped) => Ok(mapped),
+            // Found at recovery. Faulted in at once, because a store to a page that is not in memory
+            // would make an appender wait for a read.
+            None => map(&spare.file, spare.capacity_bytes, true),
+        };
+        let prepared = mapped
+            .and_then(|mapped| self.start(spare.file, mapped, generation, spare.capacity_bytes));
+        if prepared.is_err() {
+            let _ = self.settings.vfs.remove_file(&path);
+        }
+        prepared
+    }
+
+    /// Makes the header durable: the last step before entries may be stored.
+    fn start(
+        &self,
+        file: Arc<dyn VfsFile>,
+        mapped: MappedFile,
+        generation: u64,
+        capacity_bytes: u64,
+    ) -> Result<PreparedFile> {
+        let header = FileHeader {
+            store_identity: self.settings.store_identity,
+            generation,
+            capacity_bytes,
+        };
+        file.write_all_at(&header.encode(), 0)
+            .map_err(|error| JournalError::io(file.path(), "write the header", error))?;
+        // Only the header: the rest of a recycled file is dirty with dead entries, and writing those
+        // would cost a second write of everything and a page fault for each page at its next use.
+        mapped
+            .mapping()
+            .sync_range(0, FILE_HEADER_LEN_BYTES)
+            .inspect_err(|error| self.poison(file.path(), "sync the header", error))
+            .map_err(|error| JournalError::io(file.path(), "sync the header", error))?;
+        Ok(PreparedFile {
+            file,
+            mapped,
+            generation,
+            capacity_bytes,
+        })
+    }
+
+    /// The thread: prepares and deletes until [`FilePool::close`].
+    pub(crate) fn run(&self) {
+        let mut state = self.state.lock();
+        while !state.is_closing {
+            if state.is_wanted && !state.is_preparing {
+                state.is_wanted = false;
+                let is_current = state
+                    .prepared
+                    .as_ref()
+                    .is_some_and(|prepared| prepared.generation > state.newest_used);
+                if !is_current {
+                    let outdated = state.prepared.take().map(PreparedFile::into_spare);
+                    state.spares.extend(outdated);
+                    // An error is not lost: the appender that needs the file tries itself. A failed
+                    // sync has poisoned the journal.
+                    let _ = self.prepare_ordinary(&mut state, Fill::Zeros);
+                }
+            } else if let Some(file) = state.surplus.pop() {
+                parking_lot::MutexGuard::unlocked(&mut state, || self.delete(file));
+            } else {
+                self.work.wait(&mut state);
+            }
+        }
+    }
+
+    /// Removes a file. If that fails, it stays until the next recovery.
+    fn delete(&self, file: JournalFile) {
+        let path = file.path().to_path_buf();
+        drop(file);
+        let _ = self.settings.vfs.remove_file(&path);
+    }
+
+    /// Lets [`FilePool::run`] return, and deletes what it had still to delete.
+    pub(crate) fn close(&self) {
+        let mut state = self.state.lock();
+        state.is_closing = true;
+        let surplus = std::mem::take(&mut state.surplus);
+        drop(state);
+        self.work.notify_all();
+        for file in surplus {
+            self.delete(file);
+        }
+    }
+}
+
+impl PreparedFile {
+    fn into_spare(self) -> JournalFile {
+        JournalFile {
+            file: self.file,
+            mapped: Some(self.mapped),
+            capacity_bytes: self.capacity_bytes,
+        }
+    }
+}
+
+impl PoolState {
+    fn new_generation(&mut self, directory: &Path) -> Result<u64> {
+        let generation = self.next_generation;
+        if generation > JournalPosition::GENERATION_MAX {
+            return Err(JournalError::GenerationsExhausted {
+                path: directory.to_path_buf(),
+            });
+        }
+        self.next_generation += 1;
+        Ok(generation)
+    }
+
+    fn new_path(&mut self, directory: &Path) -> PathBuf {
+        let number = self.next_number;
+        self.next_number += 1;
+        directory.join(file_name(number))
+    }
+}
+
+/// The name of a file; the number only tells files apart.
+pub(crate) fn file_name(number: u64) -> String {
+    format!("journal-{number:010}.log")
+}
+
+/// The number in a name that [`file_name`] made.
+pub(crate) fn file_number(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("journal-")?.strip_suffix(".log")?;
+    let number = digits.parse().ok()?;
+    (file_name(number) == name).then_some(number)
+}
+
+fn write_zeros(file: &Arc<dyn VfsFile>, len_bytes: u64) -> Result<()> {
+    static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+    let mut offset = 0;
+    while offset < len_bytes {
+        let part_len = (len_bytes - offset).min(ZEROS.len() as u64);
+        file.write_all_at(&ZEROS[..part_len as usize], offset)
+            .map_err(|error| JournalError::io(file.path(), "fill with zeros", error))?;
+        offset += part_len;
+    }
+    // Only now are the blocks real. Nothing of value can be lost if it fails: no entry is in it yet.
+    file.sync_data()
+        .map_err(|error| JournalError::io(file.path(), "sync the zeros of", error))
+}
+
+fn map(file: &Arc<dyn VfsFile>, len_bytes: u64, populate: bool) -> Result<MappedFile> {
+    usize::try_from(len_bytes)
+        .map_err(|_| std::io::ErrorKind::OutOfMemory.into())
+        .and_then(|len| file.map(len, populate))
+        .map(MappedFile::new)
+        .map_err(|error| JournalError::io(file.path(), "map", error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers_match() {
+        assert_eq!(file_name(7), "journal-0000000007.log");
+        for number in [0, 7, 9_999_999_999, 10_000_000_000, u64::MAX] {
+            assert_eq!(file_number(&file_name(number)), Some(number));
+        }
+        for name in [
+            "journal-7.log",
+            "journal-+000000007.log",
+            "journal-0000000007.tmp",
+            "journal-.log",
+            "manifest",
+        ] {
+            assert_eq!(file_number(name), None, "{name}");
+        }
+    }
+}

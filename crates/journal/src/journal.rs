@@ -1,0 +1,502 @@
+//! The running journal: appends, group commit, release.
+//!
+//! # Concurrency
+//!
+//! - `appender` (a mutex) orders everything: assignment of sequence numbers, the place of an entry, its
+//!   bytes. So the order in the file is the order of sequence numbers, and when the process dies only
+//!   the last entry can be unfinished. The checksum of the payload is computed before.
+//! - `commit` (a mutex and a condition) elects the one who syncs. It is never held during a sync, nor
+//!   while `appender` is held.
+//! - The pool's own mutex is taken inside `appender`, never the other way around.
+//!
+//! # Group commit
+//!
+//! A caller of [`Journal::sync`] whose position is not durable yet either waits, if somebody is
+//! syncing, or becomes the leader: notes where the journal ends now, syncs the files up to there in
+//! order, and wakes everybody. Those who appended while the leader was syncing wait for that sync to
+//! end; the first of them leads the next one, for all of them. A full file is synced again after it
+//! was sealed, even if all its entries were durable before, because without the seal history would
+//! end there.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use lightkv_vfs::{Mapping, VfsFile};
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::{JournalError, Result};
+use crate::file_pool::{FilePool, JournalFile, PreparedFile};
+use crate::journal_layout::{
+    EntryHeader, EntrySeed, FILE_HEADER_LEN_BYTES, FILE_LEN_MAX_BYTES, PAYLOAD_LEN_MAX_BYTES,
+    SEAL_LEN_BYTES, SEAL_PAYLOAD_LEN_BYTES, entry_len_bytes,
+};
+use crate::mapped::MappedFile;
+use crate::position::JournalPosition;
+
+const _: () = assert!(
+    2 * FILE_HEADER_LEN_BYTES as u64 + entry_len_bytes(PAYLOAD_LEN_MAX_BYTES) + SEAL_LEN_BYTES
+        <= FILE_LEN_MAX_BYTES
+);
+
+/// What an append did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Appended {
+    /// What the caller's allocation returned.
+    pub first_sequence: u64,
+    /// Where the entry starts.
+    pub position: JournalPosition,
+    /// Where it ends; syncing up to here makes it durable.
+    pub end: JournalPosition,
+}
+
+/// Counts since the journal was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JournalCounters {
+    /// Entries appended.
+    pub entries: u64,
+    /// Bytes of entries, with their headers and padding, without seals.
+    pub bytes_appended: u64,
+    /// Syncs of a file's range for group commits.
+    pub syncs: u64,
+    /// Changes to another file.
+    pub rotations: u64,
+    /// Changes for which the appender had to wait, because no file was prepared.
+    pub late_rotations: u64,
+}
+
+/// A full file, or one of an earlier run, that may hold live entries.
+#[derive(Debug)]
+pub(crate) struct LiveFile {
+    pub(crate) generation: u64,
+    /// Where its entries end.
+    pub(crate) end_offset: u64,
+    pub(crate) file: JournalFile,
+}
+
+/// The running journal. All methods can be called from any thread. Dropping it syncs nothing; call
+/// [`Journal::close`] to know that everything is durable.
+#[derive(Debug)]
+pub struct Journal {
+    pool: Arc<FilePool>,
+    appender: Mutex<Appender>,
+    commit: Mutex<Commit>,
+    commit_ended: Condvar,
+    /// [`JournalPosition`] before which all is durable.
+    synced: AtomicU64,
+    worker: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The file that takes entries.
+#[derive(Debug)]
+struct ActiveFile {
+    file: Arc<dyn VfsFile>,
+    mapped: MappedFile,
+    seed: EntrySeed,
+    generation: u64,
+    capacity_bytes: u64,
+    /// Where the next entry goes. A seal always fits behind it.
+    end_offset: u64,
+    /// All before is durable.
+    synced_offset: u64,
+    /// Past this offset the next file should be prepared; `u64::MAX` once that was asked for.
+    prepare_at_offset: u64,
+}
+
+#[derive(Debug)]
+struct Appender {
+    active: ActiveFile,
+    /// Older files with live entries, oldest first.
+    live: VecDeque<LiveFile>,
+    /// What to sync of full files before the active one, oldest first.
+    unsynced: VecDeque<UnsyncedRange>,
+    /// Everything before was released.
+    released: JournalPosition,
+    counters: JournalCounters,
+}
+
+/// Bytes of one file that may not be durable.
+#[derive(Clone, Debug)]
+struct UnsyncedRange {
+    generation: u64,
+    /// For error messages.
+    file: Arc<dyn VfsFile>,
+    mapping: Arc<dyn Mapping>,
+    start_offset: u64,
+    end_offset: u64,
+}
+
+impl UnsyncedRange {
+    fn sync(&self) -> std::io::Result<()> {
+        // Offsets of a mapped file fit into an address.
+        let start = self.start_offset as usize;
+        self.mapping
+            .sync_range(start, self.end_offset as usize - start)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Commit {
+    is_syncing: bool,
+    syncs: u64,
+}
+
+impl ActiveFile {
+    fn new(prepared: PreparedFile, store_identity: u64) -> ActiveFile {
+        ActiveFile {
+            seed: EntrySeed::new(store_identity, prepared.generation),
+            file: prepared.file,
+            mapped: prepared.mapped,
+            generation: prepared.generation,
+            capacity_bytes: prepared.capacity_bytes,
+            end_offset: FILE_HEADER_LEN_BYTES as u64,
+            synced_offset: FILE_HEADER_LEN_BYTES as u64,
+            prepare_at_offset: prepared.capacity_bytes / 4,
+        }
+    }
+
+    fn end(&self) -> JournalPosition {
+        JournalPosition::known(self.generation, self.end_offset)
+    }
+
+    /// What is not durable, if the file ends at an offset.
+    fn unsynced(&self, end_offset: u64) -> UnsyncedRange {
+        UnsyncedRange {
+            generation: self.generation,
+            file: Arc::clone(&self.file),
+            mapping: Arc::clone(self.mapped.mapping()),
+            start_offset: self.synced_offset,
+            end_offset,
+        }
+    }
+
+    /// Ends the file. Nothing is stored to it any more afterwards.
+    fn seal(&mut self, next_generation: u64, synced: JournalPosition) {
+        let payload = next_generation.to_le_bytes();
+        let header = EntryHeader {
+            is_seal: true,
+            payload_len: SEAL_PAYLOAD_LEN_BYTES as u32,
+            payload_crc: crc32c::crc32c(&payload),
+            sequence_count: 0,
+            first_sequence: 0,
+            synced,
+        };
+        let header = header.encode(self.seed, self.end_offset);
+        self.mapped
+            .write_entry(self.end_offset, &header, &[&payload]);
+    }
+}
+
+impl Journal {
+    pub(crate) fn start(
+        pool: FilePool,
+        live: Vec<LiveFile>,
+        first: PreparedFile,
+    ) -> Result<Journal> {
+        let pool = Arc::new(pool);
+        let active = ActiveFile::new(first, pool.store_identity());
+        let synced = active.end();
+        let worker_pool = Arc::clone(&pool);
+        let worker = std::thread::Builder::new()
+            .name("lightkv-journal".to_string())
+            .spawn(move || worker_pool.run())
+            .map_err(|error| JournalError::io(pool.directory(), "start a thread for", error))?;
+        let released = live.first().map_or(synced, |oldest| {
+            JournalPosition::known(oldest.generation, FILE_HEADER_LEN_BYTES as u64)
+        });
+        Ok(Journal {
+            pool,
+            appender: Mutex::new(Appender {
+                active,
+                live: live.into(),
+                unsynced: VecDeque::new(),
+                released,
+                counters: JournalCounters::default(),
+            }),
+            commit: Mutex::new(Commit::default()),
+            commit_ended: Condvar::new(),
+            // Recovery has made the whole chain durable, and the new file is empty.
+            synced: AtomicU64::new(synced.to_u64()),
+            worker: Mutex::new(Some(worker)),
+        })
+    }
+
+    /// Appends one entry, whose payload is the concatenation of the parts: at most
+    /// [`PAYLOAD_LEN_MAX_BYTES`]. `allocate_sequence` is called exactly once if the append succeeds,
+    /// and not at all if it fails, under the journal's lock, so that the order of entries is the order
+    /// of calls; it gives the first of `sequence_count` (at least 1) numbers. It must not call the
+    /// journal.
+    ///
+    /// On return the entry survives the death of the process, and power loss after a
+    /// [`Journal::sync`] up to its end. Costs one short critical section; when a file is full, a few
+    /// microseconds more, or the time to create a file if entries come faster than files.
+    ///
+    /// # Errors
+    ///
+    /// [`JournalError::NoSpace`] and [`JournalError::Io`] if another file is needed and cannot be
+    /// had; nothing was appended and a later append may succeed. [`JournalError::Poisoned`] for ever
+    /// after a failed sync.
+    #[inline]
+    pub fn append<F: FnOnce() -> u64>(
+        &self,
+        payload_parts: &[&[u8]],
+        sequence_count: u32,
+        allocate_sequence: F,
+    ) -> Result<Appended> {
+        assert!(
+            sequence_count > 0,
+            "an entry has at least one sequence number"
+        );
+        let mut payload_len = 0u64;
+        let mut payload_crc = 0;
+        for part in payload_parts {
+            payload_len += part.len() as u64;
+            payload_crc = crc32c::crc32c_append(payload_crc, part);
+        }
+        if payload_len > PAYLOAD_LEN_MAX_BYTES {
+            return Err(JournalError::EntryTooLarge {
+                len_bytes: payload_len,
+                limit_bytes: PAYLOAD_LEN_MAX_BYTES,
+            });
+        }
+        let entry_len = entry_len_bytes(payload_len);
+
+        let mut appender = self.appender.lock();
+        self.pool.check_poison()?;
+        if appender.active.end_offset + entry_len + SEAL_LEN_BYTES > appender.active.capacity_bytes
+        {
+            self.rotate(&mut appender, entry_len)?;
+        }
+        let first_sequence = allocate_sequence();
+        let active = &mut appender.active;
+        let offset = active.end_offset;
+        let header = EntryHeader {
+            is_seal: false,
+            payload_len: payload_len as u32,
+            payload_crc,
+            sequence_count,
+            first_sequence,
+            synced: self.synced_position(),
+        };
+        let header = header.encode(active.seed, offset);
+        active.mapped.write_entry(offset, &header, payload_parts);
+        let position = active.end();
+        active.end_offset += entry_len;
+        let end = active.end();
+        if active.end_offset >= active.prepare_at_offset {
+            active.prepare_at_offset = u64::MAX;
+            self.pool.want_prepared();
+        }
+        appender.counters.entries += 1;
+        appender.counters.bytes_appended += entry_len;
+        Ok(Appended {
+            first_sequence,
+            position,
+            end,
+        })
+    }
+
+    /// Changes to a file with room for an entry. If that fails, nothing has changed.
+    #[cold]
+    fn rotate(&self, appender: &mut Appender, entry_len: u64) -> Result<()> {
+        let needed_bytes = FILE_HEADER_LEN_BYTES as u64 + entry_len + SEAL_LEN_BYTES;
+        let (next, is_late) = if needed_bytes > self.pool.file_bytes() {
+            let page = FILE_HEADER_LEN_BYTES as u64;
+            (
+                self.pool
+                    .create_oversize(needed_bytes.next_multiple_of(page))?,
+                false,
+            )
+        } else {
+            self.pool.take_prepared()?
+        };
+        let next = ActiveFile::new(next, self.pool.store_identity());
+        appender
+            .active
+            .seal(next.generation, self.synced_position());
+        let full = std::mem::replace(&mut appender.active, next);
+        let unsynced = full.unsynced(full.end_offset + SEAL_LEN_BYTES);
+        appender.unsynced.push_back(unsynced);
+        appender.live.push_back(LiveFile {
+            generation: full.generation,
+            end_offset: full.end_offset,
+            file: JournalFile {
+                file: full.file,
+                mapped: Some(full.mapped),
+                capacity_bytes: full.capacity_bytes,
+            },
+        });
+        appender.counters.rotations += 1;
+        appender.counters.late_rotations += u64::from(is_late);
+        Ok(())
+    }
+
+    /// Makes everything up to a position survive power loss; concurrent callers share one sync.
+    ///
+    /// # Errors
+    ///
+    /// [`JournalError::Poisoned`] if this or any earlier sync failed. It is unknown then which of the
+    /// entries after [`Journal::synced_position`] are durable, and nothing more is accepted until the
+    /// journal is opened again.
+    pub fn sync(&self, up_to: JournalPosition) -> Result<()> {
+        let mut commit = self.commit.lock();
+        loop {
+            if self.synced_position() >= up_to {
+                return Ok(());
+            }
+            self.pool.check_poison()?;
+            if !commit.is_syncing {
+                break;
+            }
+            self.commit_ended.wait(&mut commit);
+        }
+        commit.is_syncing = true;
+        drop(commit);
+        let outcome = self.sync_to_end();
+        let mut commit = self.commit.lock();
+        commit.is_syncing = false;
+        commit.syncs += *outcome.as_ref().unwrap_or(&0);
+        drop(commit);
+        // Poison or progress is visible before the others look.
+        self.commit_ended.notify_all();
+        outcome.map(|_| ())
+    }
+
+    /// Syncs all that was appended before this call; gives the number of files synced.
+    fn sync_to_end(&self) -> Result<u64> {
+        let (end, ranges) = {
+            let appender = self.appender.lock();
+            self.pool.check_poison()?;
+            let active = &appender.active;
+            let mut ranges: Vec<_> = appender.unsynced.iter().cloned().collect();
+            ranges.push(active.unsynced(active.end_offset));
+            (active.end(), ranges)
+        };
+        for range in &ranges {
+            if let Err(error) = range.sync() {
+                self.pool.poison(range.file.path(), "sync", &error);
+                return Err(self.pool.poisoned_error());
+            }
+        }
+        // Release: who sees the position also sees what the sync saw. Only the leader stores.
+        self.synced.store(end.to_u64(), Ordering::Release);
+        let mut appender = self.appender.lock();
+        appender
+            .unsynced
+            .retain(|range| range.generation >= end.generation());
+        // The active file of then may have been sealed since; the rest of it is not durable yet.
+        for range in &mut appender.unsynced {
+            if range.generation == end.generation() {
+                range.start_offset = end.offset();
+            }
+        }
+        if appender.active.generation == end.generation() {
+            appender.active.synced_offset = end.offset();
+        }
+        Ok(ranges.len() as u64)
+    }
+
+    /// Everything before is durable.
+    #[inline]
+    pub fn synced_position(&self) -> JournalPosition {
+        // Acquire: pairs with the store in `sync_to_end`.
+        JournalPosition::from_u64(self.synced.load(Ordering::Acquire))
+    }
+
+    /// Says that no entry before a position is needed any more, so that the files wholly before it
+    /// can be recycled or deleted. The file that holds the position is kept.
+    ///
+    /// What replaces the entries must be durable, and so must a manifest that names this position's
+    /// generation (or a later one that exists) as the first live generation: the next recovery looks
+    /// for it, and the older files are overwritten from now on.
+    pub fn release_before(&self, position: JournalPosition) {
+        let mut appender = self.appender.lock();
+        // Never past the end, whatever the caller believes.
+        let position = position.min(appender.active.end());
+        appender.released = appender.released.max(position);
+        let generation = position.generation();
+        let count = appender
+            .live
+            .partition_point(|file| file.generation < generation);
+        if count == 0 {
+            return;
+        }
+        let files: Vec<_> = appender.live.drain(..count).collect();
+        appender
+            .unsynced
+            .retain(|range| range.generation >= generation);
+        drop(appender);
+        self.pool.recycle(files.into_iter().map(|live| live.file));
+    }
+
+    /// Bytes of entries between [`Journal::oldest_position`] and [`Journal::next_position`]: how much
+    /// a recovery would replay.
+    pub fn live_bytes(&self) -> u64 {
+        let appender = self.appender.lock();
+        let released = appender.released;
+        let older = appender
+            .live
+            .iter()
+            .map(|file| (file.generation, file.end_offset));
+        let active = (appender.active.generation, appender.active.end_offset);
+        older
+            .chain([active])
+            .map(|(generation, end_offset)| {
+                let start_offset = if generation == released.generation() {
+                    released.offset().max(FILE_HEADER_LEN_BYTES as u64)
+                } else {
+                    FILE_HEADER_LEN_BYTES as u64
+                };
+                end_offset.saturating_sub(start_offset)
+            })
+            .sum()
+    }
+
+    /// Disk space of all files that may hold live entries, the active one included, in bytes.
+    pub fn file_bytes(&self) -> u64 {
+        let appender = self.appender.lock();
+        let older = appender.live.iter().map(|file| file.file.capacity_bytes);
+        older.sum::<u64>() + appender.active.capacity_bytes
+    }
+
+    /// Start of what was not released.
+    pub fn oldest_position(&self) -> JournalPosition {
+        self.appender.lock().released
+    }
+
+    /// End of the last entry: where the next one goes, unless it needs another file.
+    pub fn next_position(&self) -> JournalPosition {
+        self.appender.lock().active.end()
+    }
+
+    /// Counts since the journal was opened.
+    pub fn counters(&self) -> JournalCounters {
+        let syncs = self.commit.lock().syncs;
+        JournalCounters {
+            syncs,
+            ..self.appender.lock().counters
+        }
+    }
+
+    /// Ends the background thread: when it returns, nothing touches the journal's files any more unless
+    /// the caller does. For handing the files to another [`Journal`]; append nothing afterwards.
+    pub fn stop(&self) {
+        self.pool.close();
+        if let Some(worker) = self.worker.lock().take() {
+            // Its panic was reported by the panic hook; there is nothing to add here.
+            let _ = worker.join();
+        }
+    }
+
+    /// Syncs everything and ends the journal.
+    pub fn close(self) -> Result<()> {
+        self.sync(self.next_position())
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

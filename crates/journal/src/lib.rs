@@ -1,0 +1,50 @@
+//! The shared journal of LightKV, used where there is no persistent memory: a ring of preallocated,
+//! mapped, recycled files with group commit.
+//!
+//! ```text
+//!  append ──> active file ──(full: seal)──> live files ──(released)──> spare files ──┐
+//!                 ^                                                                  │
+//!                 └───────────── prepared file <── new generation, synced <──────────┘
+//! ```
+//!
+//! An append is one checksum and one copy into a mapping: it survives the death of the process at
+//! once, and power loss after [`Journal::sync`]. After a crash [`Journal::open`] gives a prefix of the
+//! history in the order of appending: everything synced, then possibly more, no hole.
+//!
+//! - [`Journal`]: appending, syncing, releasing; the rules of concurrency are there.
+//! - `recovery`: what is replayed, and why repeated crashes are harmless.
+//! - `file_pool`: the life of a file.
+//! - `journal_layout`, `docs/format/journal.md`: the bytes.
+//!
+//! ```
+//! use lightkv_journal::{Journal, JournalOptions};
+//! use lightkv_vfs::MemoryVfs;
+//! use std::path::Path;
+//! use std::sync::Arc;
+//!
+//! let options = JournalOptions::new(0x5eed);
+//! let mut recovered = Journal::open(Arc::new(MemoryVfs::new()), Path::new("journal"), options)?;
+//! recovered.replay(|_entry| Ok::<(), std::convert::Infallible>(()))?;
+//! let finished = recovered.finish_recovery()?;
+//! // Here the engine makes finished.truncation durable in its manifest.
+//! let appended = finished.journal.append(&[b"key", b"value"], 1, || 7)?;
+//! finished.journal.sync(appended.end)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod entry_reader;
+mod error;
+mod file_pool;
+mod journal;
+mod journal_layout;
+mod mapped;
+mod options;
+mod position;
+mod recovery;
+
+pub use error::{JournalError, ReplayError, Result};
+pub use journal::{Appended, Journal, JournalCounters};
+pub use journal_layout::PAYLOAD_LEN_MAX_BYTES;
+pub use options::{JournalOptions, Truncation};
+pub use position::JournalPosition;
+pub use recovery::{FinishedRecovery, Recovered, ReplayedEntry};

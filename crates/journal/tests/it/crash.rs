@@ -1,0 +1,174 @@
+//! Crashes at any moment, also during recovery, again and again.
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::store::{FILE_BYTES, Manifest, Replayed, Store, file_of, read_file, replay, write_file};
+
+/// A length that is mostly small, sometimes as long as a file or longer.
+fn random_len(random: &mut StdRng) -> usize {
+    match random.random_range(0..20) {
+        0 => random.random_range(0..3 * FILE_BYTES as usize),
+        1..4 => random.random_range(0..FILE_BYTES as usize),
+        4..6 => 0,
+        _ => random.random_range(0..600),
+    }
+}
+
+fn random_step(store: &mut Store, random: &mut StdRng) {
+    match random.random_range(0..20) {
+        0..2 => store.sync().unwrap(),
+        2 => {
+            let sequence = random.random_range(store.released_sequence..=store.next_sequence);
+            store.release_below(sequence);
+        }
+        _ => {
+            let len = random_len(random);
+            store.append(len).unwrap();
+        }
+    }
+}
+
+/// What a recovery found becomes the store's history: the rest of it is gone for good.
+fn adopt(survivors: &Replayed, store: &Store) -> u64 {
+    survivors
+        .last()
+        .map_or(store.released_sequence, |(last, ..)| last + 1)
+        .max(store.released_sequence)
+}
+
+#[test]
+fn power_loss_leaves_a_prefix_with_everything_synced() {
+    for seed in 0..60 {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut store = Store::create();
+        for life in 0..4 {
+            for step in 0..random.random_range(1..120) {
+                random_step(&mut store, &mut random);
+                if step % 16 == 0 {
+                    let crash_seed = random.random();
+                    let image = store.vfs.crash_image(crash_seed);
+                    let survivors = replay(&image, &store.manifest).unwrap();
+                    let context = format!("seed {seed}, life {life}, crash {crash_seed}");
+                    store.check_survivors(&survivors, store.synced_sequence, &context);
+                }
+            }
+            let crash_seed = random.random_range(0..8);
+            let mut image = store.vfs.crash_image(crash_seed);
+            let context = format!("seed {seed}, life {life}, crash {crash_seed}");
+            let survivors = replay(&image, &store.manifest).unwrap();
+            store.check_survivors(&survivors, store.synced_sequence, &context);
+            let mut must_reach = adopt(&survivors, &store);
+            // Recoveries that die before their truncation is durable, by power loss or not.
+            for _ in 0..random.random_range(0..3) {
+                let unfinished = Store::open(image, store.manifest.clone());
+                image = if random.random() {
+                    unfinished.vfs.kill_image()
+                } else {
+                    unfinished.vfs.crash_image(random.random_range(0..8))
+                };
+                let survivors = replay(&image, &store.manifest).unwrap();
+                store.check_survivors(&survivors, must_reach, &context);
+                must_reach = adopt(&survivors, &store);
+            }
+            let released_sequence = store.released_sequence;
+            store = Store::open(image, store.manifest);
+            store.next_sequence = store.next_sequence.max(must_reach);
+            store.synced_sequence = store.next_sequence;
+            store.released_sequence = released_sequence;
+        }
+    }
+}
+
+#[test]
+fn death_of_the_process_loses_nothing() {
+    for seed in 0..20 {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut store = Store::create();
+        for _ in 0..150 {
+            random_step(&mut store, &mut random);
+            let image = store.vfs.kill_image();
+            let survivors = replay(&image, &store.manifest).unwrap();
+            store.check_survivors(&survivors, store.next_sequence, &format!("seed {seed}"));
+        }
+    }
+}
+
+#[test]
+fn recovered_history_survives_power_loss_after_the_truncation() {
+    let mut store = Store::create();
+    for _ in 0..100 {
+        store.append(500).unwrap();
+    }
+    let after_kill = Store::open(store.vfs.kill_image(), store.manifest.clone());
+    let image = after_kill.vfs.crash_image(0);
+    let survivors = replay(&image, &after_kill.manifest).unwrap();
+    assert_eq!(survivors.len(), 100, "recovery has to sync what it replays");
+}
+
+#[test]
+fn unfinished_last_entry_is_dropped_whatever_was_stored_of_it() {
+    let mut store = Store::create();
+    store.append(100).unwrap();
+    let before = store.vfs.kill_image();
+    let appended = store.append(300).unwrap();
+    let path = file_of(&before, appended.position.generation());
+    let old = read_file(&before, &path);
+    let new = read_file(&store.vfs, &path);
+    let start = appended.position.offset() as usize;
+    let end = appended.end.offset() as usize;
+    // The payload is stored first, then the header, its checksum last.
+    let order: Vec<usize> = (start + 32..end).chain(start + 4..start + 32).collect();
+    for stored in 0..=order.len() {
+        let mut bytes = old.clone();
+        for &index in &order[..stored] {
+            bytes[index] = new[index];
+        }
+        let image = before.kill_image();
+        write_file(&image, &path, &bytes, 0);
+        let survivors = replay(&image, &store.manifest).unwrap();
+        assert_eq!(survivors.len(), 1, "{stored} bytes stored");
+    }
+}
+
+#[test]
+fn nothing_behind_a_hole_is_replayed_neither_now_nor_later() {
+    let mut store = Store::create();
+    let places: Vec<_> = (0..80).map(|_| store.append(500).unwrap()).collect();
+    assert!(places[79].position.generation() > places[0].position.generation());
+    let image = store.vfs.kill_image();
+    let hole = places[5].position;
+    let path = file_of(&image, hole.generation());
+    write_file(&image, &path, &[0; 32], hole.offset());
+    let mut again = Store::open(image, store.manifest.clone());
+    assert_eq!(again.entries.len(), 5);
+    // Entries of other lengths, so that they do not line up with the old ones by chance.
+    for _ in 0..7 {
+        again.append(333).unwrap();
+    }
+    for _ in 0..3 {
+        again = Store::open(again.vfs.kill_image(), again.manifest.clone());
+        assert_eq!(again.entries.len(), 12);
+        let dead_generation = hole.generation() + 1;
+        assert!(
+            again
+                .entries
+                .values()
+                .all(|(_, place)| place.position.generation() != dead_generation)
+        );
+    }
+}
+
+#[test]
+fn generations_grow_with_every_recovery() {
+    let mut image = Store::create().vfs.kill_image();
+    let mut last = 0;
+    for _ in 0..5 {
+        // The manifest is never written: each recovery believes to be the first.
+        let store = Store::open(image, Manifest::default());
+        let generation = store.manifest.truncations[0].next_generation;
+        assert!(generation > last);
+        last = generation;
+        image = store.vfs.kill_image();
+    }
+}

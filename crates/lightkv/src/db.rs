@@ -1,0 +1,284 @@
+//! The handle that users hold.
+
+use std::ops::{Bound, RangeBounds};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::engine::Engine;
+use crate::{
+    BATCH_LEN_MAX_BYTES, Durability, Error, KEY_LEN_MAX_BYTES, Options, Result, Scan, Snapshot,
+    Stats, VALUE_LEN_MAX_BYTES, Value, VerifyReport, WriteBatch, WriteOptions,
+};
+
+/// An open store. Cloning is cheap and shares it; all methods may be called from many threads at once.
+///
+/// Dropping the last handle stops background work but promises nothing; [`Db::close`] reports errors
+/// and makes the next open fast. Acknowledged writes are safe either way, as [`Db::durability`] says.
+#[derive(Clone)]
+pub struct Db {
+    engine: Arc<dyn Engine>,
+}
+
+impl Db {
+    /// Opens the store in a directory, creating it if missing, with default options.
+    ///
+    /// # Errors
+    /// As [`Options::open`].
+    pub fn open(directory: impl AsRef<Path>) -> Result<Self> {
+        Options::new().open(directory)
+    }
+
+    pub(crate) fn from_engine(engine: Arc<dyn Engine>) -> Self {
+        Self { engine }
+    }
+
+    /// Sets a key to a value. Visible to every read that starts after it returns; durable as
+    /// [`Db::durability`] says.
+    ///
+    /// # Errors
+    /// Limits ([`Error::KeyTooLarge`], [`Error::ValueTooLarge`]), [`Error::NoSpace`],
+    /// [`Error::Poisoned`], [`Error::Closed`]. After an error the old or the new value is read.
+    pub fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        self.put_with(key, value, WriteOptions::new())
+    }
+
+    /// As [`Db::put`], with options.
+    ///
+    /// # Errors
+    /// As [`Db::put`], and [`Error::SyncUnsupported`].
+    pub fn put_with(
+        &self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        options: WriteOptions,
+    ) -> Result<()> {
+        let (key, value) = (key.as_ref(), value.as_ref());
+        check_key(key)?;
+        check_value(value)?;
+        self.engine.write_one(key, Some(value), options)
+    }
+
+    /// The newest value of a key, or `None`.
+    ///
+    /// # Errors
+    /// [`Error::Io`] or [`Error::Corruption`] of the one place that was read; other keys stay readable.
+    pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        self.engine.get(key.as_ref(), None)
+    }
+
+    /// Removes a key; removing a key that does not exist is not an error.
+    ///
+    /// # Errors
+    /// As [`Db::put`].
+    pub fn delete(&self, key: impl AsRef<[u8]>) -> Result<()> {
+        self.delete_with(key, WriteOptions::new())
+    }
+
+    /// As [`Db::delete`], with options.
+    ///
+    /// # Errors
+    /// As [`Db::put_with`].
+    pub fn delete_with(&self, key: impl AsRef<[u8]>, options: WriteOptions) -> Result<()> {
+        let key = key.as_ref();
+        check_key(key)?;
+        self.engine.write_one(key, None, options)
+    }
+
+    /// Applies a batch: all of it or nothing, across partitions and across a crash.
+    ///
+    /// # Errors
+    /// As [`Db::put`], and [`Error::BatchTooLarge`].
+    pub fn write(&self, batch: WriteBatch) -> Result<()> {
+        self.write_with(batch, WriteOptions::new())
+    }
+
+    /// As [`Db::write`], with options.
+    ///
+    /// # Errors
+    /// As [`Db::write`] and [`Db::put_with`].
+    pub fn write_with(&self, batch: WriteBatch, options: WriteOptions) -> Result<()> {
+        for operation in batch.operations() {
+            check_key(&operation.key)?;
+            check_value(operation.value.as_deref().unwrap_or_default())?;
+        }
+        self.engine.write_batch(&batch, options)
+    }
+
+    /// The entries of a key range as of now, in order; `.rev()` for descending order.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let db = lightkv::Db::open(directory.path()).unwrap();
+    /// for entry in db.scan(b"a".as_slice()..b"m".as_slice()).rev() {
+    ///     let (key, value) = entry?;
+    /// }
+    /// let everything = db.scan(..).count();
+    /// # Ok::<(), lightkv::Error>(())
+    /// ```
+    pub fn scan<'a>(&self, range: impl RangeBounds<&'a [u8]>) -> Scan {
+        Scan::new(self.engine.clone().scan(KeyRange::new(range), None))
+    }
+
+    /// The entries whose keys start with a prefix as of now, in order.
+    pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Scan {
+        Scan::new(self.engine.clone().scan(prefix_range(prefix.as_ref()), None))
+    }
+
+    /// Freezes the present moment for reading.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::new(self.engine.clone())
+    }
+
+    /// Makes everything acknowledged so far survive power loss. Concurrent callers share one
+    /// `fdatasync` (group commit).
+    ///
+    /// # Errors
+    /// [`Error::SyncUnsupported`] on tmpfs, [`Error::Poisoned`] after a failed sync: it is never retried.
+    pub fn sync(&self) -> Result<()> {
+        self.engine.sync()
+    }
+
+    /// Writes the whole write buffer to sorted tables and waits for it.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::NoSpace`]; nothing is lost then.
+    pub fn flush(&self) -> Result<()> {
+        self.engine.flush()
+    }
+
+    /// Flushes, then merges the tables that overlap a range so that each partition has one, and drops
+    /// deleted and overwritten data that no snapshot needs. Rewrites all of that range.
+    ///
+    /// # Errors
+    /// As [`Db::flush`].
+    pub fn compact<'a>(&self, range: impl RangeBounds<&'a [u8]>) -> Result<()> {
+        self.engine.compact(&KeyRange::new(range))
+    }
+
+    /// Writes a consistent copy of the store as of now into a new directory, by hard links where the
+    /// file system allows it. The copy is an ordinary store.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the directory exists or cannot be written.
+    pub fn checkpoint(&self, directory: impl AsRef<Path>) -> Result<()> {
+        self.engine.checkpoint(directory.as_ref())
+    }
+
+    /// Reads every byte of the store and checks checksums, order, indexes and references.
+    ///
+    /// # Errors
+    /// The first [`Error::Corruption`] found.
+    pub fn verify(&self) -> Result<VerifyReport> {
+        self.engine.verify()
+    }
+
+    /// Counters since the open, and present levels. Cheap.
+    pub fn stats(&self) -> Stats {
+        self.engine.stats()
+    }
+
+    /// What an acknowledged and what a synced write survives in this configuration.
+    pub fn durability(&self) -> Durability {
+        self.engine.durability()
+    }
+
+    /// Closes the store for all handles: stops background work, saves what makes the next open fast.
+    ///
+    /// # Errors
+    /// The first background failure that was not yet reported, or an I/O error of the closing itself.
+    pub fn close(&self) -> Result<()> {
+        self.engine.close()
+    }
+}
+
+impl std::fmt::Debug for Db {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Db").field("durability", &self.durability()).finish_non_exhaustive()
+    }
+}
+
+fn check_key(key: &[u8]) -> Result<()> {
+    if key.len() > KEY_LEN_MAX_BYTES {
+        return Err(Error::KeyTooLarge { len_bytes: key.len(), limit_bytes: KEY_LEN_MAX_BYTES });
+    }
+    Ok(())
+}
+
+fn check_value(value: &[u8]) -> Result<()> {
+    if value.len() > VALUE_LEN_MAX_BYTES {
+        return Err(Error::ValueTooLarge {
+            len_bytes: value.len(),
+            limit_bytes: VALUE_LEN_MAX_BYTES,
+        });
+    }
+    Ok(())
+}
+
+/// The limit of a batch whose write buffer has `buffer_bytes`.
+pub(crate) fn batch_limit_bytes(buffer_bytes: u64) -> usize {
+    BATCH_LEN_MAX_BYTES.min((buffer_bytes / 4) as usize)
+}
+
+/// An owned range of keys: inclusive start, exclusive end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct KeyRange {
+    /// First key of the range.
+    pub(crate) start: Vec<u8>,
+    /// First key after the range; `None`: to the last key.
+    pub(crate) end: Option<Vec<u8>>,
+}
+
+impl KeyRange {
+    /// Any bounds as inclusive start and exclusive end; the successor of a key is the key and a zero.
+    pub(crate) fn new<'a>(range: impl RangeBounds<&'a [u8]>) -> Self {
+        let successor = |key: &[u8]| [key, &[0]].concat();
+        let start = match range.start_bound() {
+            Bound::Included(key) => key.to_vec(),
+            Bound::Excluded(key) => successor(key),
+            Bound::Unbounded => Vec::new(),
+        };
+        let end = match range.end_bound() {
+            Bound::Included(key) => Some(successor(key)),
+            Bound::Excluded(key) => Some(key.to_vec()),
+            Bound::Unbounded => None,
+        };
+        Self { start, end }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.end.as_ref().is_some_and(|end| *end <= self.start)
+    }
+}
+
+/// The keys that start with a prefix.
+pub(crate) fn prefix_range(prefix: &[u8]) -> KeyRange {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            return KeyRange { start: prefix.to_vec(), end: Some(end) };
+        }
+    }
+    KeyRange { start: prefix.to_vec(), end: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefix_ends_before_its_successor() {
+        assert_eq!(prefix_range(b"ab").end.as_deref(), Some(&b"ac"[..]));
+        assert_eq!(prefix_range(b"a\xff\xff").end.as_deref(), Some(&b"b"[..]));
+        assert_eq!(prefix_range(b"\xff").end, None);
+        assert_eq!(prefix_range(b"").end, None);
+    }
+
+    #[test]
+    fn bounds_become_half_open() {
+        let range = KeyRange::new((Bound::Excluded(&b"a"[..]), Bound::Included(&b"c"[..])));
+        assert_eq!(range, KeyRange { start: b"a\0".to_vec(), end: Some(b"c\0".to_vec()) });
+        assert!(KeyRange::new(b"b".as_slice()..b"b".as_slice()).is_empty());
+        assert!(!KeyRange::new(..).is_empty());
+    }
+}

@@ -1,0 +1,241 @@
+//! The threads that flush and compact, and what waits for them.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::partition::Partition;
+use super::store::Store;
+use crate::{Error, Result};
+
+/// How long a full disk is left alone before the next try.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+/// Longest sleep of an idle thread: bounds how late a lost wake-up is noticed.
+const IDLE_INTERVAL: Duration = Duration::from_millis(100);
+/// How long a writer waits before it looks for room again.
+const ROOM_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Queues and signals.
+#[derive(Debug)]
+pub(crate) struct Background {
+    queue: Mutex<Queue>,
+    /// Something was queued, or the buffer passed its mark.
+    work: Condvar,
+    /// Space was freed, or will not be.
+    room: Condvar,
+    /// A job ended.
+    ended: Condvar,
+    /// Set by writers without taking the lock; cleared by the flush thread.
+    awake: AtomicBool,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// Partitions with a frozen leaf.
+    flushes: VecDeque<Arc<Partition>>,
+    /// Partitions with enough tables of one weight.
+    compactions: VecDeque<Arc<Partition>>,
+    running: usize,
+    stopped: bool,
+    /// A writer found the buffer full.
+    urgent: bool,
+    /// The file that could not grow at the last try.
+    no_space: Option<PathBuf>,
+}
+
+/// A unit of background work.
+#[derive(Debug)]
+enum Job {
+    Flush(Arc<Partition>),
+    Compact(Arc<Partition>),
+    /// Freeze a partition: the buffer or the journal is over its mark.
+    Relieve,
+}
+
+impl Background {
+    pub(crate) fn new() -> Self {
+        Self {
+            queue: Mutex::new(Queue::default()),
+            work: Condvar::new(),
+            room: Condvar::new(),
+            ended: Condvar::new(),
+            awake: AtomicBool::new(false),
+            threads: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Starts one thread that only flushes and `compactors` that do both, flushes first.
+    pub(crate) fn start(&self, store: &Arc<Store>, compactors: usize) -> std::io::Result<()> {
+        let mut threads = self.threads.lock();
+        for index in 0..=compactors {
+            let store = store.clone();
+            let name = if index == 0 { "lightkv-flush" } else { "lightkv-compact" };
+            let thread = std::thread::Builder::new()
+                .name(name.into())
+                .spawn(move || store.background.run(&store, index > 0))?;
+            threads.push(thread);
+        }
+        Ok(())
+    }
+
+    /// Stops the threads after their present job and waits for them.
+    pub(crate) fn stop(&self) {
+        self.queue.lock().stopped = true;
+        self.work.notify_all();
+        self.room.notify_all();
+        self.ended.notify_all();
+        for thread in self.threads.lock().drain(..) {
+            if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
+                tracing::error!("a background thread panicked");
+            }
+        }
+    }
+
+    /// Wakes the flush thread if `needed`; cheap when it is already awake.
+    #[inline]
+    pub(crate) fn wake_if(&self, needed: bool) {
+        // Relaxed: a lost wake-up costs one idle interval.
+        if needed && !self.awake.load(Ordering::Relaxed) {
+            self.awake.store(true, Ordering::Relaxed);
+            self.work.notify_all();
+        }
+    }
+
+    pub(crate) fn queue_flush(&self, partition: Arc<Partition>) {
+        self.queue.lock().flushes.push_back(partition);
+        self.work.notify_all();
+    }
+
+    /// The next partition to flush, for recovery, which runs before the threads do.
+    pub(crate) fn take_flush(&self) -> Option<Arc<Partition>> {
+        self.queue.lock().flushes.pop_front()
+    }
+
+    pub(crate) fn queue_compaction(&self, partition: Arc<Partition>) {
+        self.queue.lock().compactions.push_back(partition);
+        self.work.notify_all();
+    }
+
+    /// Waits a moment for room in the buffer.
+    pub(crate) fn wait_for_room(&self) -> Result<()> {
+        let mut queue = self.queue.lock();
+        if let Some(path) = &queue.no_space {
+            return Err(Error::NoSpace { path: path.clone() });
+        }
+        if queue.stopped {
+            return Err(Error::Closed);
+        }
+        queue.urgent = true;
+        self.work.notify_all();
+        self.room.wait_for(&mut queue, ROOM_INTERVAL);
+        Ok(())
+    }
+
+    /// Waits until `done` holds, asking again whenever a job ended; an error if jobs cannot succeed.
+    pub(crate) fn wait_until(&self, store: &Store, mut done: impl FnMut() -> bool) -> Result<()> {
+        loop {
+            if let Some(error) = store.health.poisoned() {
+                return Err(error);
+            }
+            {
+                let queue = self.queue.lock();
+                if let Some(path) = &queue.no_space {
+                    return Err(Error::NoSpace { path: path.clone() });
+                }
+                if queue.stopped {
+                    return Err(Error::Closed);
+                }
+            }
+            if done() {
+                return Ok(());
+            }
+            let mut queue = self.queue.lock();
+            self.ended.wait_for(&mut queue, Duration::from_millis(5));
+        }
+    }
+
+    /// Whether nothing is queued or running.
+    pub(crate) fn is_idle(&self) -> bool {
+        let queue = self.queue.lock();
+        queue.running == 0 && queue.flushes.is_empty() && queue.compactions.is_empty()
+    }
+
+    fn run(&self, store: &Arc<Store>, may_compact: bool) {
+        while let Some(job) = self.next(store, may_compact) {
+            let result = match &job {
+                Job::Flush(partition) => store.flush_partition(partition),
+                Job::Compact(partition) => store.compact_partition(partition),
+                Job::Relieve => store.freeze_for_space(),
+            };
+            self.finish(store, job, result);
+        }
+    }
+
+    /// The next job; `None` when stopped.
+    fn next(&self, store: &Store, may_compact: bool) -> Option<Job> {
+        let mut queue = self.queue.lock();
+        loop {
+            if queue.stopped {
+                return None;
+            }
+            let job = if store.health.poisoned().is_some() {
+                None
+            } else if let Some(partition) = queue.flushes.pop_front() {
+                Some(Job::Flush(partition))
+            } else if !may_compact && (queue.urgent || store.is_over_mark()) {
+                queue.urgent = false;
+                Some(Job::Relieve)
+            } else if may_compact {
+                queue.compactions.pop_front().map(Job::Compact)
+            } else {
+                None
+            };
+            if let Some(job) = job {
+                queue.running += 1;
+                return Some(job);
+            }
+            if !may_compact {
+                self.awake.store(false, Ordering::Relaxed);
+            }
+            self.work.wait_for(&mut queue, IDLE_INTERVAL);
+        }
+    }
+
+    fn finish(&self, store: &Store, job: Job, result: Result<()>) {
+        let mut queue = self.queue.lock();
+        queue.running -= 1;
+        match result {
+            Ok(()) => {
+                if !matches!(job, Job::Relieve) {
+                    queue.no_space = None;
+                }
+            }
+            Err(Error::NoSpace { path }) => {
+                // Nothing was lost: the same job is tried again when space may have returned.
+                tracing::warn!(path = %path.display(), "no space left for background work");
+                queue.no_space = Some(path);
+                match job {
+                    Job::Flush(partition) => queue.flushes.push_front(partition),
+                    Job::Compact(partition) => queue.compactions.push_front(partition),
+                    Job::Relieve => {}
+                }
+                self.room.notify_all();
+                self.ended.notify_all();
+                self.work.wait_for(&mut queue, RETRY_INTERVAL);
+                return;
+            }
+            Err(error) => {
+                // A failed write or sync is never retried: what reached the disk is unknown.
+                store.health.poison(&error);
+            }
+        }
+        self.room.notify_all();
+        self.ended.notify_all();
+    }
+}

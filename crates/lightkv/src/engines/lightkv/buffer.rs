@@ -1,0 +1,404 @@
+//! The write buffer: one pool whose space is handed to partitions in runs of chunks.
+//!
+//! With persistent memory the pool holds the only copy of fresh data; without it, it is plain memory
+//! and the journal holds the copy that survives. Everything above this file is the same for both.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use lightkv_pmem::{Arena, Pool, Run};
+use lightkv_vfs::Vfs;
+use parking_lot::Mutex;
+
+use super::record_layout::{
+    Extent, HEADER_LEN, Place, Record, RecordFields, encode_header, record_len,
+};
+use crate::{Error, Result};
+
+/// Kind code of runs that hold records, in the pool's allocation table.
+const RUN_KIND_RECORDS: u8 = 1;
+
+/// The pool, and how much of it may be handed out.
+#[derive(Debug)]
+pub(crate) struct WriteBuffer {
+    pool: Pool,
+    pool_identity: u64,
+    /// Whether records survive in the pool and so carry checksums.
+    persistent: bool,
+    chunk_bytes: u64,
+    limit_bytes: u64,
+    used_bytes: AtomicU64,
+    /// Set before the store goes away: what is still allocated stays so, for the next open.
+    retired: AtomicBool,
+}
+
+/// A run of chunks, given back to the pool when the last holder drops it.
+///
+/// Holders are segments; readers reach a run only through a partition's view, under an epoch guard.
+#[derive(Debug)]
+pub(crate) struct RunHandle {
+    buffer: Arc<WriteBuffer>,
+    run: Run,
+    /// Pool offset up to which records are complete and indexed.
+    committed_end: AtomicU64,
+}
+
+impl WriteBuffer {
+    pub(crate) fn new(
+        pool: Pool,
+        pool_identity: u64,
+        persistent: bool,
+        chunk_bytes: u64,
+        limit_bytes: u64,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            pool,
+            pool_identity,
+            persistent,
+            chunk_bytes,
+            limit_bytes,
+            used_bytes: AtomicU64::new(0),
+            retired: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    pub(crate) fn limit_bytes(&self) -> u64 {
+        self.limit_bytes
+    }
+
+    /// Bytes handed out.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.used_bytes.load(Ordering::Relaxed)
+    }
+
+    /// From now on dropped runs stay allocated in the pool.
+    pub(crate) fn retire(&self) {
+        self.retired.store(true, Ordering::Release);
+    }
+
+    /// A run with room for one record of `record_bytes`; `None` when the buffer is full.
+    pub(crate) fn allocate(self: &Arc<Self>, record_bytes: u64) -> Result<Option<Arc<RunHandle>>> {
+        let units = record_bytes.div_ceil(self.chunk_bytes).max(1);
+        let bytes = units * self.chunk_bytes;
+        // Reserve first, so that concurrent writers cannot pass the limit together.
+        let used = self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if used + bytes > self.limit_bytes {
+            self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return Ok(None);
+        }
+        match self.pool.allocate(Arena::Segments, units as u32, RUN_KIND_RECORDS) {
+            Ok(Some(run)) => Ok(Some(Arc::new(RunHandle {
+                buffer: self.clone(),
+                run,
+                committed_end: AtomicU64::new(run.offset),
+            }))),
+            other => {
+                self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                other.map(|_| None).map_err(Error::from)
+            }
+        }
+    }
+
+    /// The runs that a reopened pool holds.
+    pub(crate) fn attach_runs(self: &Arc<Self>) -> Vec<Arc<RunHandle>> {
+        let runs = self.pool.runs(Arena::Segments);
+        let bytes = runs.iter().map(|run| run.len_bytes).sum();
+        self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
+        runs.into_iter()
+            .map(|run| {
+                let committed_end = AtomicU64::new(run.offset);
+                Arc::new(RunHandle { buffer: self.clone(), run, committed_end })
+            })
+            .collect()
+    }
+
+    /// Stores a record at `offset` of a run that its caller alone writes. Not durable before the next
+    /// [`WriteBuffer::fence`], not visible before its offset is published.
+    #[inline]
+    pub(crate) fn store(&self, run: &RunHandle, offset: u64, fields: &RecordFields<'_>) {
+        debug_assert!(
+            offset >= run.run.offset
+                && offset + record_len(fields.key.len(), fields.value.len(), fields.batch.is_some())
+                    <= run.end()
+        );
+        let place = self.persistent.then(|| Place {
+            pool_identity: self.pool_identity,
+            generation: run.run.generation,
+            offset,
+        });
+        let (header, len) = encode_header(fields, place);
+        let (header, extension) = header.split_first_chunk().expect("longer than a header");
+        let extension = &extension[..len - HEADER_LEN];
+        if extension.is_empty() {
+            self.pool.write_record(offset, header, &[fields.key, fields.value]);
+        } else {
+            self.pool.write_record(offset, header, &[extension, fields.key, fields.value]);
+        }
+    }
+
+    /// Makes everything this thread stored before durable, as far as the medium can.
+    #[inline]
+    pub(crate) fn fence(&self) {
+        if self.persistent {
+            self.pool.fence();
+        }
+    }
+
+    /// The record at an offset that an index gave.
+    ///
+    /// # Safety
+    /// `offset` was published by a writer of this buffer, and its run is kept from being freed while
+    /// `'a` lasts: by a [`RunHandle`], or by an epoch guard under which the offset was read.
+    #[inline]
+    pub(crate) unsafe fn record<'a>(&self, offset: u64) -> Record<'a> {
+        // SAFETY: the caller's contract; a published offset is followed by a whole record.
+        let bytes = unsafe {
+            let header: &[u8; HEADER_LEN] = &*self.pool.as_ptr(offset).cast();
+            std::slice::from_raw_parts(self.pool.as_ptr(offset), Extent::of(header).len())
+        };
+        Record::parse(bytes).expect("a published offset leads to a record")
+    }
+
+    /// Whether the record at `offset` has this key. Cheaper than reading all of it.
+    ///
+    /// # Safety
+    /// As [`WriteBuffer::record`].
+    #[inline]
+    pub(crate) unsafe fn has_key(&self, offset: u64, key: &[u8]) -> bool {
+        // SAFETY: the caller's contract; the key lies within the record.
+        unsafe {
+            let start = self.pool.as_ptr(offset);
+            let extent = Extent::of(&*start.cast::<[u8; HEADER_LEN]>());
+            extent.key_len == key.len()
+                && std::slice::from_raw_parts(start.add(extent.key_at), extent.key_len) == key
+        }
+    }
+
+    /// The record at the front of `offset..end` if there is a whole and valid one: for recovery.
+    ///
+    /// # Safety
+    /// The range belongs to `run`, which nobody writes meanwhile.
+    unsafe fn record_checked<'a>(&self, run: &'a RunHandle, offset: u64) -> Option<Record<'a>> {
+        // SAFETY: the range lies in the run, which is mapped as long as the pool is.
+        let bytes = unsafe {
+            std::slice::from_raw_parts(self.pool.as_ptr(offset), (run.end() - offset) as usize)
+        };
+        let place = Place {
+            pool_identity: self.pool_identity,
+            generation: run.run.generation,
+            offset,
+        };
+        Record::parse_checked(bytes, place)
+    }
+}
+
+impl RunHandle {
+    pub(crate) fn start(&self) -> u64 {
+        self.run.offset
+    }
+
+    pub(crate) fn end(&self) -> u64 {
+        self.run.offset + self.run.len_bytes
+    }
+
+    pub(crate) fn committed_end(&self) -> u64 {
+        // Acquire: pairs with `commit`; records before the end may be read.
+        self.committed_end.load(Ordering::Acquire)
+    }
+
+    /// Publishes to sorted views that records up to `end` are complete.
+    #[inline]
+    pub(crate) fn commit(&self, end: u64) {
+        self.committed_end.store(end, Ordering::Release);
+    }
+
+    /// The records a crash left in this run, in the order of their writing, up to the first torn one.
+    pub(crate) fn recovered_records(&self) -> impl Iterator<Item = (u64, Record<'_>)> {
+        let mut offset = self.start();
+        std::iter::from_fn(move || {
+            // SAFETY: only recovery calls this, before any writer exists.
+            let record = unsafe { self.buffer.record_checked(self, offset) }?;
+            let at = offset;
+            offset += record.len_bytes;
+            Some((at, record))
+        })
+    }
+
+    /// Makes sure that a record read back after a crash is durable after the next fence: the process may
+    /// have died between its stores and its fence.
+    pub(crate) fn flush(&self, offset: u64, len_bytes: u64) {
+        self.buffer.pool.flush(offset, len_bytes);
+    }
+
+    /// Makes a record of an incomplete batch invalid for ever. Durable after the next fence.
+    pub(crate) fn invalidate(&self, offset: u64) {
+        let pool = &self.buffer.pool;
+        // One aligned store replaces checksum and value length: the record fails its checksum in every
+        // state a crash can leave.
+        let word = pool.load_u64(offset);
+        pool.store_u64(offset, word ^ 0xFFFF_FFFF);
+        pool.flush(offset, 8);
+    }
+}
+
+impl Drop for RunHandle {
+    fn drop(&mut self) {
+        if !self.buffer.retired.load(Ordering::Acquire) {
+            self.buffer.pool.free(self.run);
+            self.buffer.used_bytes.fetch_sub(self.run.len_bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The records of one leaf, in the order of their writing.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    /// Runs this leaf appends to, oldest first.
+    runs: Mutex<Vec<Arc<RunHandle>>>,
+    /// Runs it shares: with the other half of a split, or with whoever a crash left records to.
+    inherited: Mutex<Vec<Arc<RunHandle>>>,
+    /// Bytes of its records; for a half of a split, its share.
+    bytes: AtomicU64,
+    /// Smallest and largest sequence number of its records; `u64::MAX` and 0 while it has none.
+    sequence_min: AtomicU64,
+    sequence_max: AtomicU64,
+    /// Journal position of its oldest record; `u64::MAX` while it has none.
+    journal_start: AtomicU64,
+    /// Value files that only records of this segment refer to, and that no table needs.
+    obsolete_files: Mutex<Option<(Arc<dyn Vfs>, Vec<PathBuf>)>>,
+}
+
+/// How far a sorted view has read a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct SegmentPosition {
+    run: usize,
+    offset: u64,
+}
+
+impl Segment {
+    pub(crate) fn new() -> Self {
+        Self {
+            runs: Mutex::new(Vec::new()),
+            inherited: Mutex::new(Vec::new()),
+            bytes: AtomicU64::new(0),
+            sequence_min: AtomicU64::new(u64::MAX),
+            sequence_max: AtomicU64::new(0),
+            journal_start: AtomicU64::new(u64::MAX),
+            obsolete_files: Mutex::new(None),
+        }
+    }
+
+    /// The segment of one half of a split, with `bytes` as its share. Shares all runs written so far.
+    pub(crate) fn half(&self, bytes: u64) -> Self {
+        let mut inherited = self.inherited.lock().clone();
+        inherited.extend(self.runs.lock().iter().cloned());
+        let mut half = Self::new();
+        half.inherited = Mutex::new(inherited);
+        half.bytes = AtomicU64::new(bytes);
+        half.sequence_min = AtomicU64::new(self.sequence_min());
+        half.sequence_max = AtomicU64::new(self.sequence_max());
+        half.journal_start = AtomicU64::new(self.journal_start());
+        half
+    }
+
+    pub(crate) fn add_run(&self, run: Arc<RunHandle>) {
+        self.runs.lock().push(run);
+    }
+
+    /// Keeps a run that recovery found a record of this leaf in.
+    pub(crate) fn share_run(&self, run: &Arc<RunHandle>) {
+        let mut inherited = self.inherited.lock();
+        // Runs are read one after the other, so the last one is the likely one.
+        if !inherited.iter().rev().any(|other| Arc::ptr_eq(other, run)) {
+            inherited.push(run.clone());
+        }
+    }
+
+    /// Notes an appended record. Only the holder of the partition's lock calls it, so plain stores do.
+    #[inline]
+    pub(crate) fn note(&self, bytes: u64, sequence: u64, journal_position: u64) {
+        self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
+        if sequence > self.sequence_max.load(Ordering::Relaxed) {
+            self.sequence_max.store(sequence, Ordering::Relaxed);
+        }
+        if sequence < self.sequence_min.load(Ordering::Relaxed) {
+            self.sequence_min.store(sequence, Ordering::Relaxed);
+        }
+        if journal_position < self.journal_start.load(Ordering::Relaxed) {
+            self.journal_start.store(journal_position, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn sequence_max(&self) -> u64 {
+        self.sequence_max.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn sequence_min(&self) -> u64 {
+        self.sequence_min.load(Ordering::Relaxed)
+    }
+
+    /// Removes files when the last reader of this segment is gone.
+    pub(crate) fn remove_files_on_drop(&self, vfs: Arc<dyn Vfs>, paths: Vec<PathBuf>) {
+        if !paths.is_empty() {
+            *self.obsolete_files.lock() = Some((vfs, paths));
+        }
+    }
+
+    pub(crate) fn journal_start(&self) -> u64 {
+        self.journal_start.load(Ordering::Relaxed)
+    }
+
+    /// The present end of its own runs.
+    pub(crate) fn position(&self) -> SegmentPosition {
+        let runs = self.runs.lock();
+        match runs.last() {
+            Some(run) => SegmentPosition { run: runs.len() - 1, offset: run.committed_end() },
+            None => SegmentPosition::default(),
+        }
+    }
+
+    /// Calls `visit` with the offset of every record appended since a position; returns the new one.
+    pub(crate) fn since(
+        &self,
+        from: SegmentPosition,
+        buffer: &WriteBuffer,
+        mut visit: impl FnMut(u64),
+    ) -> SegmentPosition {
+        let runs: Vec<_> = self.runs.lock().iter().skip(from.run).cloned().collect();
+        let mut position = from;
+        for (index, run) in runs.iter().enumerate() {
+            let mut offset =
+                if index == 0 { from.offset.max(run.start()) } else { run.start() };
+            let end = run.committed_end();
+            while offset < end {
+                visit(offset);
+                // SAFETY: records up to the committed end are complete, and `run` keeps them.
+                offset += unsafe { buffer.record(offset) }.len_bytes;
+            }
+            position = SegmentPosition { run: from.run + index, offset };
+        }
+        position
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        if let Some((vfs, paths)) = self.obsolete_files.get_mut().take() {
+            for path in paths {
+                // What cannot be removed now is removed at the next open: nothing refers to it.
+                if let Err(error) = vfs.remove_file(&path) {
+                    tracing::warn!(path = %path.display(), %error, "cannot remove an obsolete file");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! A copy of the store at one moment, in a directory of its own.
+
+use std::path::Path;
+
+use lightkv_vfs::{OpenMode, Vfs};
+
+use super::manifest::{Manifest, ManifestState};
+use super::store::Store;
+use super::table_set::{table_path, value_path};
+use crate::error::io;
+use crate::{Error, Result};
+
+/// Bytes copied at a time where files cannot be linked.
+const COPY_BYTES: usize = 1 << 20;
+
+impl Store {
+    /// Flushes, then links (or copies) all tables and value files and writes a manifest of its own. The
+    /// copy has neither journal nor pool: everything acknowledged before the call is in its tables.
+    pub(crate) fn checkpoint(&self, directory: &Path) -> Result<()> {
+        let vfs = self.vfs.as_ref();
+        if vfs.exists(directory).map_err(|error| io(directory, "look for", error))? {
+            let source = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
+            return Err(io(directory, "create a checkpoint in", source));
+        }
+        self.flush_all()?;
+        // Holding the tables keeps their files; the state is read first, so that all it names is held
+        // unless a compaction retired it in between, and then we read again.
+        let (state, held) = loop {
+            let state = self.manifest.state(ManifestState::clone);
+            let held = self.tables.all();
+            let is_whole = state
+                .tables
+                .keys()
+                .all(|number| held.iter().any(|table| table.file_number() == *number));
+            if is_whole {
+                break (state, held);
+            }
+        };
+        let result = self.write_checkpoint(directory, state);
+        drop(held);
+        result
+    }
+
+    fn write_checkpoint(&self, directory: &Path, mut state: ManifestState) -> Result<()> {
+        let vfs = self.vfs.as_ref();
+        for path in [directory.to_path_buf(), directory.join("tables"), directory.join("values")] {
+            vfs.create_directory(&path).map_err(|error| io(path, "create", error))?;
+        }
+        for (number, table) in &state.tables {
+            link_or_copy(
+                vfs,
+                &table_path(&self.directory, *number),
+                &table_path(directory, *number),
+            )?;
+            for &value in &table.references {
+                let target = value_path(directory, value);
+                if !vfs.exists(&target).map_err(|error| io(&target, "look for", error))? {
+                    link_or_copy(vfs, &value_path(&self.directory, value), &target)?;
+                }
+            }
+        }
+        for path in [directory.join("tables"), directory.join("values"), directory.to_path_buf()] {
+            vfs.sync_directory(&path).map_err(|error| io(path, "sync", error))?;
+        }
+        state.pool_identity = 0;
+        state.journal_truncations.clear();
+        state.journal_first_generation = 0;
+        // The manifest comes last: a checkpoint that was cut off is no store.
+        Manifest::write_copy(vfs, directory, state)?;
+        let parent = lightkv_vfs::parent_directory(directory);
+        vfs.sync_directory(&parent).map_err(|error| io(parent, "sync", error))
+    }
+}
+
+/// Gives an immutable file a second name, or copies it where the file system cannot.
+fn link_or_copy(vfs: &dyn Vfs, from: &Path, to: &Path) -> Result<()> {
+    match vfs.hard_link(from, to) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Error::Corruption {
+            file: from.to_path_buf(),
+            offset: 0,
+            message: "the file is missing".into(),
+        }),
+        Err(_) => copy(vfs, from, to),
+    }
+}
+
+fn copy(vfs: &dyn Vfs, from: &Path, to: &Path) -> Result<()> {
+    let source = vfs.open(from, OpenMode::Read).map_err(|error| io(from, "open", error))?;
+    let target = vfs.open(to, OpenMode::CreateNew).map_err(|error| io(to, "create", error))?;
+    let len = source.len_bytes().map_err(|error| io(from, "get the length of", error))?;
+    let mut buffer = vec![0; COPY_BYTES];
+    let mut offset = 0;
+    while offset < len {
+        let part = &mut buffer[..(len - offset).min(COPY_BYTES as u64) as usize];
+        source.read_exact_at(part, offset).map_err(|error| io(from, "read", error))?;
+        target.write_all_at(part, offset).map_err(|error| io(to, "write", error))?;
+        offset += part.len() as u64;
+    }
+    target.sync_data().map_err(|error| io(to, "sync", error))
+}

@@ -1,0 +1,233 @@
+//! The life of a compaction: `docs/internals/compaction.md`. Paper section III-F.
+//!
+//! A table's weight counts the merges its data has been through. `compaction_size` tables of one weight in
+//! one partition become one table of weight + 1, so a record is written about
+//! `log_CS(tables of a partition) + 1` times. Tables of other weights and partitions are not touched.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use lightkv_table::{EntryKind, IteratorOptions, TableIterator, TableWriter};
+
+use super::flush::collect_garbage;
+use super::manifest::TableMetadata;
+use super::partition::{Partition, PartitionTable, Writer};
+use super::snapshots::VersionFilter;
+use super::store::Store;
+use super::value_file::ValueReference;
+use crate::Result;
+use crate::db::KeyRange;
+
+/// Neighbours in a partition's list that become one table.
+#[derive(Clone, Debug)]
+struct Merge {
+    /// Newest first.
+    inputs: Vec<PartitionTable>,
+    /// Weight of the result.
+    weight: u32,
+    /// Nothing older lies below the inputs.
+    is_bottom: bool,
+}
+
+impl Store {
+    /// The first `compaction_size` neighbours of equal weight, lightest first.
+    ///
+    /// The list is ordered by age and merges raise the weight of the older end of a group, so tables of
+    /// equal weight are neighbours.
+    fn choose_merge(&self, tables: &[PartitionTable]) -> Option<Merge> {
+        let mut end = 0;
+        for group in tables.chunk_by(|a, b| a.weight == b.weight) {
+            end += group.len();
+            if group.len() >= self.compaction_size {
+                return Some(Merge {
+                    inputs: group.to_vec(),
+                    weight: group[0].weight + 1,
+                    is_bottom: end == tables.len(),
+                });
+            }
+        }
+        None
+    }
+
+    /// Queues a partition whose tables ask for a merge. The caller holds its lock.
+    pub(crate) fn consider_compaction(
+        &self,
+        partition: &Arc<Partition>,
+        writer: &mut Writer,
+        tables: &[PartitionTable],
+    ) {
+        if !writer.compacting && self.choose_merge(tables).is_some() {
+            writer.compacting = true;
+            self.background.queue_compaction(partition.clone());
+        }
+    }
+
+    /// Bytes of the inputs of the merge that a list of tables asks for.
+    pub(crate) fn pending_merge_bytes(&self, tables: &[PartitionTable]) -> u64 {
+        self.choose_merge(tables).map_or(0, |merge| {
+            merge.inputs.iter().map(|listed| listed.table.metadata.file_len_bytes).sum()
+        })
+    }
+
+    /// Queues the merges that the last process left undone.
+    pub(crate) fn queue_pending_compactions(&self) {
+        for partition in self.partitions() {
+            let guard = crossbeam_epoch::pin();
+            let mut writer = partition.lock();
+            self.consider_compaction(&partition, &mut writer, &partition.view(&guard).tables);
+        }
+    }
+
+    /// Does the merge that a partition's tables ask for.
+    pub(crate) fn compact_partition(&self, partition: &Arc<Partition>) -> Result<()> {
+        let tables = partition.view(&crossbeam_epoch::pin()).tables.clone();
+        if let Some(merge) = self.choose_merge(&tables) {
+            self.merge(partition, &merge)?;
+        }
+        let guard = crossbeam_epoch::pin();
+        let mut writer = partition.lock();
+        writer.compacting = false;
+        self.consider_compaction(partition, &mut writer, &partition.view(&guard).tables);
+        Ok(())
+    }
+
+    /// Merges all tables of the partitions that overlap a range, each into one.
+    pub(crate) fn compact_range(&self, range: &KeyRange) -> Result<()> {
+        self.flush_all()?;
+        let overlaps = |partition: &Partition| {
+            range.end.as_deref().is_none_or(|end| *partition.lower < *end)
+                && partition.upper.as_deref().is_none_or(|upper| *upper > *range.start)
+        };
+        for partition in self.partitions().into_iter().filter(|partition| overlaps(partition)) {
+            self.health.check()?;
+            // Claim the partition as a background merge would, so that no split comes between.
+            self.background.wait_until(self, || {
+                let mut writer = partition.lock();
+                writer.dead || !std::mem::replace(&mut writer.compacting, true)
+            })?;
+            if partition.lock().dead {
+                continue; // its halves were born after this call and hold what was flushed later
+            }
+            let tables = partition.view(&crossbeam_epoch::pin()).tables.clone();
+            let weight = tables.iter().map(|listed| listed.weight).max().unwrap_or(0);
+            let result = if tables.is_empty() {
+                Ok(())
+            } else {
+                self.merge(&partition, &Merge { inputs: tables, weight, is_bottom: true })
+            };
+            let guard = crossbeam_epoch::pin();
+            let mut writer = partition.lock();
+            writer.compacting = false;
+            self.consider_compaction(&partition, &mut writer, &partition.view(&guard).tables);
+            drop(writer);
+            result?;
+        }
+        Ok(())
+    }
+
+    /// Writes the result of a merge, records it, and moves readers over.
+    fn merge(&self, partition: &Arc<Partition>, merge: &Merge) -> Result<()> {
+        let held = self.snapshots.list();
+        let output = self.write_merge(partition, merge, &held)?;
+        let _installing = partition.installing.lock();
+        let guard = crossbeam_epoch::pin();
+        let mut tables = partition.view(&guard).tables.clone();
+        // Flushes may have put newer tables in front; the inputs are still neighbours.
+        let first = merge.inputs[0].table.file_number();
+        let at = tables
+            .iter()
+            .position(|listed| listed.table.file_number() == first)
+            .expect("only the holder of `compacting` removes tables");
+        let replacement = output.clone().map(|metadata| PartitionTable {
+            table: self.tables.register(metadata),
+            weight: merge.weight,
+        });
+        tables.splice(at..at + merge.inputs.len(), replacement);
+        let flushed_through = partition.flushed_through.load(Ordering::Relaxed);
+        self.commit_tables(partition, flushed_through, &tables, output)?;
+        {
+            let mut writer = partition.lock();
+            let mut view = partition.view(&guard).clone();
+            view.tables = tables;
+            partition.publish(&mut writer, view, &guard);
+        }
+        self.counters.compactions.fetch_add(1, Ordering::Relaxed);
+        drop(guard);
+        collect_garbage();
+        Ok(())
+    }
+
+    fn write_merge(
+        &self,
+        partition: &Partition,
+        merge: &Merge,
+        held: &[u64],
+    ) -> Result<Option<TableMetadata>> {
+        let mut inputs = Vec::with_capacity(merge.inputs.len());
+        for listed in &merge.inputs {
+            let mut iterator = listed.table.iterator(IteratorOptions::compaction())?;
+            iterator.seek(&partition.lower)?;
+            inputs.push(iterator);
+        }
+        let mut output = MergeOutput { store: self, writer: None };
+        let mut key = Vec::new();
+        while let Some(first) = smallest(&inputs, partition.upper.as_deref()) {
+            key.clear();
+            key.extend_from_slice(inputs[first].key());
+            let mut filter = VersionFilter::new(held);
+            // A tombstone waits until it is known whether something older of its key stays below it.
+            let mut tombstone = None;
+            for input in &mut inputs[first..] {
+                while input.valid() && input.key() == key {
+                    if filter.keep(input.sequence()) {
+                        if let Some(sequence) = tombstone.take() {
+                            output.add(&key, sequence, EntryKind::Delete, &[])?;
+                        }
+                        if input.kind() == EntryKind::Delete {
+                            tombstone = Some(input.sequence());
+                        } else {
+                            output.add(&key, input.sequence(), input.kind(), input.value())?;
+                        }
+                    }
+                    input.next()?;
+                }
+            }
+            if let Some(sequence) = tombstone.filter(|_| !merge.is_bottom) {
+                output.add(&key, sequence, EntryKind::Delete, &[])?;
+            }
+        }
+        output.writer.map(|writer| self.finish_table(writer)).transpose()
+    }
+}
+
+/// The input with the smallest key below a bound; of equal keys the newest input's.
+fn smallest(inputs: &[TableIterator], upper: Option<&[u8]>) -> Option<usize> {
+    let mut best: Option<usize> = None;
+    for (at, input) in inputs.iter().enumerate() {
+        if input.valid() && best.is_none_or(|best| input.key() < inputs[best].key()) {
+            best = Some(at);
+        }
+    }
+    best.filter(|&best| upper.is_none_or(|upper| inputs[best].key() < upper))
+}
+
+/// The table a merge writes, created with its first entry.
+struct MergeOutput<'a> {
+    store: &'a Store,
+    writer: Option<TableWriter>,
+}
+
+impl MergeOutput<'_> {
+    fn add(&mut self, key: &[u8], sequence: u64, kind: EntryKind, value: &[u8]) -> Result<()> {
+        let writer = match &mut self.writer {
+            Some(writer) => writer,
+            None => self.writer.insert(self.store.new_table()?),
+        };
+        if kind == EntryKind::LargeValue
+            && let Some(reference) = ValueReference::decode(value)
+        {
+            writer.add_reference(reference.file_number);
+        }
+        Ok(writer.add(key, sequence, kind, value)?)
+    }
+}

@@ -1,0 +1,87 @@
+//! Counters that stay on: spread over stripes, so that threads do not share their cache lines.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crossbeam_utils::CachePadded;
+
+use super::in_flight::thread_number;
+
+const STRIPES: usize = 16;
+
+/// What every operation counts.
+#[derive(Debug, Default)]
+struct Stripe {
+    puts: AtomicU64,
+    gets_hit: AtomicU64,
+    gets_miss: AtomicU64,
+    false_matches: AtomicU64,
+}
+
+/// The engine's own counters; pool, journal and tables count for themselves.
+#[derive(Debug, Default)]
+pub(crate) struct EngineCounters {
+    stripes: [CachePadded<Stripe>; STRIPES],
+    pub(crate) splits: AtomicU64,
+    pub(crate) flushes: AtomicU64,
+    pub(crate) compactions: AtomicU64,
+    pub(crate) value_bytes_written: AtomicU64,
+    pub(crate) stalls: AtomicU64,
+    pub(crate) stall_us_total: AtomicU64,
+    pub(crate) stall_us_max: AtomicU64,
+}
+
+/// Sums of the striped counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OperationTotals {
+    pub(crate) puts: u64,
+    pub(crate) gets_hit: u64,
+    pub(crate) gets_miss: u64,
+    pub(crate) false_matches: u64,
+}
+
+/// Relaxed everywhere: counters order nothing.
+fn add(counter: &AtomicU64, count: u64) {
+    counter.fetch_add(count, Ordering::Relaxed);
+}
+
+impl EngineCounters {
+    #[inline]
+    fn stripe(&self) -> &Stripe {
+        &self.stripes[thread_number() % STRIPES]
+    }
+
+    #[inline]
+    pub(crate) fn put(&self, count: u64) {
+        add(&self.stripe().puts, count);
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, hit: bool) {
+        let stripe = self.stripe();
+        add(if hit { &stripe.gets_hit } else { &stripe.gets_miss }, 1);
+    }
+
+    #[cold]
+    pub(crate) fn false_match(&self) {
+        add(&self.stripe().false_matches, 1);
+    }
+
+    pub(crate) fn stalled(&self, time: Duration) {
+        let us = time.as_micros() as u64;
+        add(&self.stalls, 1);
+        add(&self.stall_us_total, us);
+        self.stall_us_max.fetch_max(us, Ordering::Relaxed);
+    }
+
+    pub(crate) fn totals(&self) -> OperationTotals {
+        let mut totals = OperationTotals::default();
+        for stripe in &self.stripes {
+            totals.puts += stripe.puts.load(Ordering::Relaxed);
+            totals.gets_hit += stripe.gets_hit.load(Ordering::Relaxed);
+            totals.gets_miss += stripe.gets_miss.load(Ordering::Relaxed);
+            totals.false_matches += stripe.false_matches.load(Ordering::Relaxed);
+        }
+        totals
+    }
+}

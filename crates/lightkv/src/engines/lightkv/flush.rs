@@ -1,0 +1,373 @@
+//! The life of a flush: `docs/internals/flush.md`.
+//!
+//! ```text
+//! freeze -> sort -> table (synced) -> directory synced -> manifest -> readers move over -> space is freed
+//! ```
+//!
+//! INVARIANTS. (1) Space is freed only after the manifest that names the table is durable. (2) Nothing in
+//! a table outlives what came before it: the journal is synced through the newest record of a flush
+//! before the table is installed, so after a power loss a prefix of history remains. (3) With a pool,
+//! every batch with a record in the flush is complete before its records leave the pool, and the
+//! manifest says so (`complete_through`): recovery does not need to find all of it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use lightkv_table::{EntryKind, TableWriter};
+
+use super::manifest::{ManifestEdit, PartitionEdit, PartitionTable as ListedTable, TableMetadata};
+use super::partition::{Leaf, Partition, PartitionTable};
+use super::snapshots::VersionFilter;
+use super::store::Store;
+use super::table_set::{table_path, value_path};
+use super::value_file::ValueReference;
+use crate::{Error, Result};
+
+/// What writing one frozen leaf yielded.
+#[derive(Debug, Default)]
+struct Flushed {
+    /// `None` if nothing of the leaf is needed any more.
+    table: Option<TableMetadata>,
+    /// Value files whose last reference was dropped.
+    orphaned_values: Vec<u64>,
+}
+
+impl Store {
+    /// Whether the buffer or the journal holds more than it should.
+    pub(crate) fn is_over_mark(&self) -> bool {
+        self.buffer.used_bytes() > self.sizes.flush_mark_bytes || self.is_journal_over_limit()
+    }
+
+    fn is_journal_over_limit(&self) -> bool {
+        self.journal
+            .get()
+            .is_some_and(|journal| journal.live_bytes() > self.sizes.journal_limit_bytes)
+    }
+
+    /// Freezes the partition that frees most: the one with the oldest journal record if the journal is
+    /// over its limit, else the largest.
+    pub(crate) fn freeze_for_space(&self) -> Result<()> {
+        let guard = crossbeam_epoch::pin();
+        let by_age = self.is_journal_over_limit()
+            && self.buffer.used_bytes() <= self.sizes.flush_mark_bytes;
+        let chosen = self
+            .tree(&guard)
+            .leaves()
+            .filter(|partition| partition.view(&guard).top.segment.sequence_max() > 0)
+            .max_by_key(|partition| {
+                let segment = &partition.view(&guard).top.segment;
+                if by_age { u64::MAX - segment.journal_start() } else { segment.bytes() }
+            });
+        match chosen {
+            Some(partition) => {
+                let mut writer = partition.lock();
+                if !writer.dead {
+                    self.freeze(&partition, &mut writer, &guard);
+                }
+            }
+            None => {
+                // Everything is in tables: what remains is space that waits for old guards.
+                self.release_journal()?;
+                collect_garbage();
+            }
+        }
+        Ok(())
+    }
+
+    /// Freezes every partition and waits until all of it is in tables.
+    pub(crate) fn flush_all(&self) -> Result<()> {
+        self.health.check()?;
+        let through = self.last_sequence.load(Ordering::SeqCst);
+        self.in_flight.wait(through);
+        for partition in self.partitions() {
+            let guard = crossbeam_epoch::pin();
+            let mut writer = partition.lock();
+            if !writer.dead {
+                self.freeze(&partition, &mut writer, &guard);
+            }
+        }
+        // A partition that was split meanwhile has newer parts; they are looked at in the next round.
+        self.background.wait_until(self, || {
+            let guard = crossbeam_epoch::pin();
+            let mut done = true;
+            for partition in self.tree(&guard).leaves() {
+                let mut writer = partition.lock();
+                let view = partition.view(&guard);
+                let has_old = |leaf: &Arc<Leaf>| {
+                    let max = leaf.segment.sequence_max();
+                    max > 0 && (leaf.segment.sequence_min() <= through)
+                };
+                if !writer.dead && has_old(&view.top) {
+                    self.freeze(&partition, &mut writer, &guard);
+                }
+                done &= !has_old(&view.top) && !view.frozen.iter().any(has_old);
+            }
+            done
+        })
+    }
+
+    /// Writes the oldest frozen leaf of a partition to a table and moves readers over.
+    pub(crate) fn flush_partition(&self, partition: &Arc<Partition>) -> Result<()> {
+        let start = Instant::now();
+        let guard = crossbeam_epoch::pin();
+        let (leaf, is_bottom) = {
+            let view = partition.view(&guard);
+            let Some(leaf) = view.frozen.last() else { return Ok(()) };
+            (leaf.clone(), view.tables.is_empty())
+        };
+        drop(guard);
+        let flushed_through = leaf.segment.sequence_max();
+        // Moments held now or later need nothing older than the versions kept: later ones are newer than
+        // all records here.
+        let held = self.snapshots.list();
+        let flushed = self.write_leaf(&leaf, is_bottom, &held)?;
+        self.secure_history(flushed_through)?;
+        self.install_flush(partition, &leaf, flushed_through, flushed)?;
+        self.counters.flushes.fetch_add(1, Ordering::Relaxed);
+        let bytes = leaf.segment.bytes();
+        drop(leaf);
+        self.pacing.flushed(bytes, start.elapsed());
+        self.release_journal()?;
+        collect_garbage();
+        Ok(())
+    }
+
+    /// Invariants 2 and 3.
+    fn secure_history(&self, flushed_through: u64) -> Result<()> {
+        self.sync_values()?;
+        self.in_flight.wait(flushed_through);
+        if let Some(journal) = self.journal.get() {
+            journal.sync(journal.next_position())?;
+        }
+        Ok(())
+    }
+
+    /// Writes what is still needed of a frozen leaf.
+    fn write_leaf(&self, leaf: &Leaf, is_bottom: bool, held: &[u64]) -> Result<Flushed> {
+        let sorted = leaf.sorted(&self.buffer);
+        let mut flushed = Flushed::default();
+        let mut writer: Option<TableWriter> = None;
+        let mut versions = Vec::new();
+        for entry in sorted.entries() {
+            self.versions_of(entry.offset, held, &mut versions, &mut flushed.orphaned_values);
+            if is_bottom {
+                while versions.last().is_some_and(|version| version.kind == EntryKind::Delete) {
+                    versions.pop();
+                }
+            }
+            for record in &versions {
+                let writer = match &mut writer {
+                    Some(writer) => writer,
+                    None => writer.insert(self.new_table()?),
+                };
+                if record.kind == EntryKind::LargeValue
+                    && let Some(reference) = ValueReference::decode(record.value)
+                {
+                    writer.add_reference(reference.file_number);
+                }
+                writer.add(record.key, record.sequence, record.kind, record.value)?;
+            }
+        }
+        if let Some(writer) = writer {
+            flushed.table = Some(self.finish_table(writer)?);
+        }
+        Ok(flushed)
+    }
+
+    /// The versions of one key that must be kept, newest first.
+    fn versions_of<'a>(
+        &'a self,
+        newest: u64,
+        held: &[u64],
+        versions: &mut Vec<super::record_layout::Record<'a>>,
+        orphaned_values: &mut Vec<u64>,
+    ) {
+        versions.clear();
+        let mut filter = VersionFilter::new(held);
+        let mut offset = newest;
+        loop {
+            // SAFETY: the flush holds the leaf, which keeps its records and those they link to.
+            let record = unsafe { self.buffer.record(offset) };
+            if filter.keep(record.sequence) {
+                versions.push(record);
+            } else if record.kind == EntryKind::LargeValue
+                && let Some(reference) = ValueReference::decode(record.value)
+            {
+                orphaned_values.push(reference.file_number);
+            }
+            if record.previous == 0 || record.sequence <= self.recovered_through.load(Ordering::Relaxed) {
+                return;
+            }
+            offset = record.previous;
+        }
+    }
+
+    /// Starts a new table.
+    pub(crate) fn new_table(&self) -> Result<TableWriter> {
+        let number = self.new_file_number();
+        let path = table_path(&self.directory, number);
+        let writer =
+            TableWriter::create(self.vfs.clone(), path, number, self.tables.options)?;
+        Ok(writer.with_shared(self.tables.shared.clone()))
+    }
+
+    /// Completes a table and syncs it and its name.
+    pub(crate) fn finish_table(&self, writer: TableWriter) -> Result<TableMetadata> {
+        let summary = writer.finish()?;
+        let directory = self.directory.join("tables");
+        self.vfs
+            .sync_directory(&directory)
+            .map_err(|error| crate::error::io(&directory, "sync", error))?;
+        Ok(TableMetadata {
+            file_number: summary.table_id,
+            file_len_bytes: summary.file_len_bytes,
+            entries: summary.entries,
+            tombstones: summary.tombstones,
+            smallest_key: summary.smallest_key.into_vec(),
+            largest_key: summary.largest_key.into_vec(),
+            min_sequence: summary.min_sequence,
+            max_sequence: summary.max_sequence,
+            references: summary.references.into_vec(),
+        })
+    }
+
+    fn install_flush(
+        &self,
+        partition: &Arc<Partition>,
+        leaf: &Arc<Leaf>,
+        flushed_through: u64,
+        flushed: Flushed,
+    ) -> Result<()> {
+        // Keeps other changes of the table list away; writers go on meanwhile. A split cannot happen:
+        // there is a frozen leaf.
+        let _installing = partition.installing.lock();
+        let guard = crossbeam_epoch::pin();
+        let mut tables = partition.view(&guard).tables.clone();
+        if let Some(metadata) = &flushed.table {
+            let table = self.tables.register(metadata.clone());
+            tables.insert(0, PartitionTable { table, weight: 0 });
+        }
+        self.commit_tables(partition, flushed_through, &tables, flushed.table)?;
+        partition.flushed_through.store(flushed_through, Ordering::Relaxed);
+        leaf.segment.remove_files_on_drop(self.vfs.clone(), self.value_paths(&flushed.orphaned_values));
+        let mut writer = partition.lock();
+        let mut view = partition.view(&guard).clone();
+        debug_assert!(view.frozen.last().is_some_and(|last| Arc::ptr_eq(last, leaf)));
+        view.frozen.pop();
+        view.tables = tables;
+        writer.flushing = !view.frozen.is_empty();
+        if writer.flushing {
+            self.background.queue_flush(partition.clone());
+        }
+        self.consider_compaction(partition, &mut writer, &view.tables);
+        partition.publish(&mut writer, view, &guard);
+        Ok(())
+    }
+
+    /// Makes a partition's new list of tables durable, and retires the tables that nobody lists any more.
+    /// If it cannot, the file of an added table is removed again.
+    pub(crate) fn commit_tables(
+        &self,
+        partition: &Partition,
+        flushed_through: u64,
+        tables: &[PartitionTable],
+        added: Option<TableMetadata>,
+    ) -> Result<()> {
+        let added_number = added.as_ref().map(|metadata| metadata.file_number);
+        let edit = ManifestEdit {
+            next_file_number: Some(self.next_file_number.load(Ordering::Relaxed)),
+            last_sequence: Some(self.last_sequence.load(Ordering::Relaxed)),
+            complete_through: Some(flushed_through),
+            added_tables: added.into_iter().collect(),
+            partitions: vec![partition_edit(partition, flushed_through, tables)],
+            ..ManifestEdit::default()
+        };
+        match self.manifest.commit(edit) {
+            Ok(committed) => {
+                self.retire_tables(committed.dropped_tables);
+                Ok(())
+            }
+            Err(error) => {
+                // Without space the edit did not happen, so nothing names the new table. After any other
+                // failure it may have: then the file must stay.
+                if let (Error::NoSpace { .. }, Some(number)) = (&error, added_number) {
+                    self.tables.unregister(number, Vec::new());
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn retire_tables(&self, dropped: Vec<TableMetadata>) {
+        for metadata in dropped {
+            // Rare: only values of a megabyte and more have files of their own.
+            let orphaned = if metadata.references.is_empty() {
+                Vec::new()
+            } else {
+                self.manifest.state(|state| {
+                    let is_live = |number: &u64| {
+                        state.tables.values().any(|table| table.references.contains(number))
+                    };
+                    metadata.references.iter().copied().filter(|number| !is_live(number)).collect()
+                })
+            };
+            self.tables.unregister(metadata.file_number, orphaned);
+        }
+    }
+
+    fn value_paths(&self, numbers: &[u64]) -> Vec<PathBuf> {
+        numbers.iter().map(|&number| value_path(&self.directory, number)).collect()
+    }
+
+    /// Lets the journal recycle the files that are wholly in tables. The manifest learns first where
+    /// history begins, or a recovery would look for files that are gone.
+    pub(crate) fn release_journal(&self) -> Result<()> {
+        let Some(journal) = self.journal.get() else { return Ok(()) };
+        let known = self.manifest.state(|state| state.journal_first_generation);
+        if journal.next_position().generation() <= known {
+            return Ok(());
+        }
+        let Some(low) = self.journal_low_water() else { return Ok(()) };
+        let first = low.generation();
+        if first > known {
+            let mut cuts = self.manifest.state(|state| state.journal_truncations.clone());
+            cuts.retain(|cut| cut.generation >= first);
+            self.manifest.commit(ManifestEdit {
+                journal_first_generation: Some(first),
+                journal_truncations: Some(cuts),
+                ..ManifestEdit::default()
+            })?;
+            journal.release_before(low);
+        }
+        Ok(())
+    }
+}
+
+/// The manifest's picture of a partition after a change of its tables.
+pub(crate) fn partition_edit(
+    partition: &Partition,
+    flushed_through: u64,
+    tables: &[PartitionTable],
+) -> PartitionEdit {
+    PartitionEdit {
+        lower: partition.lower.to_vec(),
+        upper: partition.upper.as_deref().map(<[u8]>::to_vec),
+        flushed_through,
+        tables: tables
+            .iter()
+            .map(|listed| ListedTable {
+                file_number: listed.table.file_number(),
+                weight: listed.weight,
+            })
+            .collect(),
+    }
+}
+
+/// Drops what no guard can reach any more, so that freed space is counted as free soon.
+pub(crate) fn collect_garbage() {
+    for _ in 0..4 {
+        crossbeam_epoch::pin().flush();
+    }
+}

@@ -1,0 +1,216 @@
+//! The LightKV engine (MSST'20): a radix-hash tree over a persistent write buffer and sorted tables.
+//!
+//! ```text
+//!            put                                   get, scan
+//!             |                                        |
+//!             v                                        v
+//!   tree (prefix tree) ------> partition: view = [ top leaf | frozen leaves | tables ]  newest first
+//!             |                                |            |                 |
+//!   journal   |  (no pool)                     v            v                 v
+//!   files <---+---------------------------> segment      segment         table + persistent leaf
+//!                                           (buffer: pool or memory)         (SSD)
+//!                                              |            |                 ^   ^
+//!                                              |   freeze   +--- flush -------+   |
+//!                                              +----------->|                     |
+//!                                                             compaction: CS tables of a weight
+//! ```
+//!
+//! | file | what lives there |
+//! |---|---|
+//! | `write`, `read`, `scan` | the foreground operations |
+//! | `tree`, `partition`, `top_leaf`, `sorted_view` | the radix-hash tree and what hangs in it |
+//! | `buffer`, `record_layout` | the write buffer and its records |
+//! | `room` | growing, splitting, freezing leaves |
+//! | `flush`, `compaction`, `background`, `pacing` | what happens behind the writers' backs |
+//! | `manifest`, `recovery`, `checkpoint` | what survives, and how it comes back |
+//! | `in_flight`, `snapshots` | consistent moments |
+//!
+//! # Where we leave the paper, and why
+//!
+//! - A delete writes a tombstone record. The paper only invalidates the signature, which would bring an
+//!   older version in a lower leaf back to life.
+//! - A leaf is split at its median entry, not at the middle of its value range, and replaced by two new
+//!   leaves instead of losing half of its entries in place: readers without locks then never see an entry
+//!   on the move, and no split yields an empty leaf.
+//! - The tree is immutable and path-copied: a split costs a few node copies, a reader plain loads.
+//! - The lower leaves of the paper are hash tables of 16 bytes a key for ever. A table never changes, so
+//!   ours are static functions of 4 to 5 bytes a key.
+//! - Segments are chains of chunks, and the largest partition is flushed when the buffer passes its mark,
+//!   so partitions run out of step by themselves.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::batch::WriteBatch;
+use crate::db::KeyRange;
+use crate::engine::{Engine, EngineScan};
+use crate::{Durability, Error, Options, Result, Stats, Value, VerifyReport, WriteOptions};
+
+mod background;
+mod buffer;
+mod checkpoint;
+mod compaction;
+mod counters;
+mod durability;
+mod flush;
+mod in_flight;
+mod journal_entry_layout;
+mod manifest;
+mod manifest_layout;
+mod pacing;
+mod partition;
+mod read;
+mod record_layout;
+mod recovery;
+mod room;
+mod scan;
+mod scan_source;
+mod sizes;
+mod snapshots;
+mod sorted_view;
+mod statistics;
+mod store;
+mod table_set;
+mod top_leaf;
+mod tree;
+mod value_file;
+mod value_file_layout;
+mod verify;
+mod write;
+
+use scan::StoreScan;
+use store::Store;
+
+/// Unflushed bytes that a close leaves in the journal: replaying them takes milliseconds.
+const CLOSE_KEEPS_BYTES: u64 = 16 << 20;
+
+/// An open store and its background threads.
+pub(crate) struct LightKv {
+    store: Arc<Store>,
+}
+
+/// Opens or creates the store in a directory.
+pub(crate) fn open(directory: &Path, options: Options) -> Result<Arc<dyn Engine>> {
+    let store = recovery::open(directory, &options)?;
+    let engine = LightKv { store };
+    let compactors = options.background_threads.saturating_sub(1).max(1);
+    engine
+        .store
+        .background
+        .start(&engine.store, compactors)
+        .map_err(|error| crate::error::io(directory, "start a thread for", error))?;
+    engine.store.queue_pending_compactions();
+    Ok(Arc::new(engine))
+}
+
+impl LightKv {
+    fn check_open(&self) -> Result<()> {
+        if self.store.health.is_closed() { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// Ends all use of the store's files.
+    fn stop(&self) {
+        self.store.background.stop();
+        if let Some(journal) = self.store.journal.get() {
+            journal.stop();
+        }
+        // From now on another handle may own the files.
+        self.store.buffer.retire();
+        *self.store.lock.lock() = None;
+    }
+}
+
+impl Engine for LightKv {
+    #[inline]
+    fn get(&self, key: &[u8], at: Option<u64>) -> Result<Option<Value>> {
+        self.check_open()?;
+        self.store.get(key, at.unwrap_or(u64::MAX))
+    }
+
+    #[inline]
+    fn write_one(&self, key: &[u8], value: Option<&[u8]>, options: WriteOptions) -> Result<()> {
+        self.store.write_one(key, value, options)
+    }
+
+    fn write_batch(&self, batch: &WriteBatch, options: WriteOptions) -> Result<()> {
+        self.store.write_batch(batch, options)
+    }
+
+    fn scan(self: Arc<Self>, range: KeyRange, at: Option<u64>) -> Result<Box<dyn EngineScan>> {
+        self.check_open()?;
+        Ok(Box::new(StoreScan::new(self, range, at)))
+    }
+
+    fn acquire_snapshot(&self) -> u64 {
+        self.store.snapshots.acquire(&self.store.last_sequence, &self.store.in_flight)
+    }
+
+    fn release_snapshot(&self, sequence: u64) {
+        self.store.snapshots.release(sequence);
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.store.health.check()?;
+        self.store.check_sync(WriteOptions::new().sync(true))?;
+        self.store.sync()
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.store.flush_all()
+    }
+
+    fn compact(&self, range: &KeyRange) -> Result<()> {
+        self.store.compact_range(range)
+    }
+
+    fn checkpoint(&self, directory: &Path) -> Result<()> {
+        self.store.health.check()?;
+        self.store.checkpoint(directory)
+    }
+
+    fn verify(&self) -> Result<VerifyReport> {
+        self.check_open()?;
+        self.store.verify()
+    }
+
+    fn stats(&self) -> Stats {
+        self.store.stats()
+    }
+
+    fn durability(&self) -> Durability {
+        self.store.durability()
+    }
+
+    fn close(&self) -> Result<()> {
+        if self.store.health.is_closed() {
+            return Ok(());
+        }
+        let flushed = match self.store.health.poisoned() {
+            Some(error) => Err(error),
+            None if self.store.buffer.used_bytes() > CLOSE_KEEPS_BYTES
+                && self.store.journal.get().is_some() =>
+            {
+                self.store.flush_all()
+            }
+            None => Ok(()),
+        };
+        if !self.store.health.close() {
+            return Ok(());
+        }
+        self.store.in_flight.wait(u64::MAX - 1);
+        let synced = match self.store.health.poisoned() {
+            None if self.store.durability().synced.is_some() => self.store.sync(),
+            _ => Ok(()),
+        };
+        self.stop();
+        flushed.and(synced)
+    }
+}
+
+impl Drop for LightKv {
+    fn drop(&mut self) {
+        if self.store.health.close() {
+            self.stop();
+        }
+    }
+}

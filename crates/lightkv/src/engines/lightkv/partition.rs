@@ -1,0 +1,199 @@
+//! A partition: one key range, its leaves and tables from newest to oldest, its writer's state.
+//!
+//! STRUCTURE. A partition is what one leaf of the prefix tree owns. Its [`View`] lists, newest first: the
+//! top leaf (the DRAM index of records still being appended), frozen leaves (full, on their way to
+//! tables), and tables. A view is immutable.
+//!
+//! CONCURRENCY. Writers hold the partition's lock. Readers hold none: under an epoch guard they load the
+//! view and read what it lists. A view is replaced by one atomic store and the old one is dropped after
+//! all guards of its time; segments, leaves and tables go with the last view that lists them. The bounds
+//! of a partition never change: a split replaces it by two new ones and marks it dead, and a writer that
+//! finds it dead routes again. A reader that still sees it finds everything that was written before
+//! the split.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_epoch::{Atomic, Guard, Owned};
+use parking_lot::{Mutex, MutexGuard};
+
+use super::buffer::{RunHandle, Segment, WriteBuffer};
+use super::room::padded;
+use super::sorted_view::SortedView;
+use super::table_set::Table;
+use super::top_leaf::TopLeaf;
+
+/// A hash table over a segment, and the segment.
+pub(crate) struct Leaf {
+    pub(crate) index: TopLeaf,
+    pub(crate) segment: Arc<Segment>,
+    /// What all its keys start with (padded with zeros): the bytes before the slices of the index.
+    prefix: Box<[u8]>,
+    sorted: Mutex<Option<Arc<SortedView>>>,
+}
+
+impl fmt::Debug for Leaf {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Leaf")
+            .field("entries", &self.index.len())
+            .field("bytes", &self.segment.bytes())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Leaf {
+    pub(crate) fn new(index: TopLeaf, segment: Arc<Segment>, prefix: &[u8]) -> Arc<Self> {
+        debug_assert_eq!(prefix.len(), index.slice_base_bytes() as usize);
+        Arc::new(Self { index, segment, prefix: prefix.into(), sorted: Mutex::new(None) })
+    }
+
+    /// Whether the slices of the index can describe a key: it starts with the leaf's prefix.
+    #[inline]
+    pub(crate) fn shares_prefix(&self, key: &[u8]) -> bool {
+        match key.get(..self.prefix.len()) {
+            Some(start) => *start == *self.prefix,
+            None => (0..self.prefix.len()).all(|at| padded(key, at) == self.prefix[at]),
+        }
+    }
+
+    /// Its records in key order, with everything committed before the call.
+    pub(crate) fn sorted(&self, buffer: &WriteBuffer) -> Arc<SortedView> {
+        let mut sorted = self.sorted.lock();
+        let view = SortedView::refreshed(sorted.as_ref(), self, buffer);
+        *sorted = Some(view.clone());
+        view
+    }
+
+    /// The same leaf with a larger hash table; keeps the sorted view.
+    pub(crate) fn grown(&self, capacity: usize) -> Arc<Self> {
+        Arc::new(Self {
+            index: self.index.grown(capacity),
+            segment: self.segment.clone(),
+            prefix: self.prefix.clone(),
+            sorted: Mutex::new(self.sorted.lock().clone()),
+        })
+    }
+}
+
+/// A table in a partition's list.
+#[derive(Clone, Debug)]
+pub(crate) struct PartitionTable {
+    pub(crate) table: Arc<Table>,
+    /// Compactions its data has been through (the paper's compaction weight).
+    pub(crate) weight: u32,
+}
+
+/// What a partition consists of at one time.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    pub(crate) top: Arc<Leaf>,
+    /// Newest first.
+    pub(crate) frozen: Vec<Arc<Leaf>>,
+    /// Newest first.
+    pub(crate) tables: Vec<PartitionTable>,
+}
+
+impl View {
+    fn is_bottom(&self) -> bool {
+        self.frozen.is_empty() && self.tables.is_empty()
+    }
+}
+
+/// A key range and everything in it.
+#[derive(Debug)]
+pub(crate) struct Partition {
+    /// First key; empty for the first partition. Never ends in a zero byte.
+    pub(crate) lower: Box<[u8]>,
+    /// First key of the next partition; `None` for the last.
+    pub(crate) upper: Option<Box<[u8]>>,
+    view: Atomic<View>,
+    writer: Mutex<Writer>,
+    /// Held to change the list of tables, in the manifest and then in the view. Taken before the lock
+    /// of the writers, never after.
+    pub(crate) installing: Mutex<()>,
+    /// Everything of this range up to this sequence number is in tables; changed under `installing`.
+    pub(crate) flushed_through: AtomicU64,
+}
+
+/// What only the holder of a partition's lock touches.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    /// Replaced by a split or a merge: route again.
+    pub(crate) dead: bool,
+    /// Nothing older lies below the top leaf.
+    pub(crate) bottom: bool,
+    /// The top leaf, as in the view.
+    pub(crate) top: Arc<Leaf>,
+    /// The run that takes the next record.
+    pub(crate) run: Option<Arc<RunHandle>>,
+    /// Pool offset of the next record.
+    pub(crate) cursor: u64,
+    /// A flush of this partition's oldest frozen leaf is running or queued.
+    pub(crate) flushing: bool,
+    /// A compaction of this partition's tables is running or queued.
+    pub(crate) compacting: bool,
+}
+
+impl Partition {
+    pub(crate) fn new(lower: &[u8], upper: Option<&[u8]>, flushed_through: u64, view: View) -> Arc<Self> {
+        let (top, bottom) = (view.top.clone(), view.is_bottom());
+        Arc::new(Self {
+            lower: lower.into(),
+            upper: upper.map(Into::into),
+            view: Atomic::new(view),
+            writer: Mutex::new(Writer {
+                dead: false,
+                bottom,
+                top,
+                run: None,
+                cursor: 0,
+                flushing: false,
+                compacting: false,
+            }),
+            installing: Mutex::new(()),
+            flushed_through: AtomicU64::new(flushed_through),
+        })
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Writer> {
+        self.writer.lock()
+    }
+
+    /// The present view; what it lists stays while the guard lives.
+    #[inline]
+    pub(crate) fn view<'g>(&self, guard: &'g Guard) -> &'g View {
+        // Acquire: pairs with the swap in `publish`. SAFETY: never null, and dropped only after the
+        // guards that could have loaded it.
+        unsafe { self.view.load(Ordering::Acquire, guard).deref() }
+    }
+
+    /// Replaces the view; `writer` proves that the caller holds the lock.
+    pub(crate) fn publish(&self, writer: &mut Writer, view: View, guard: &Guard) {
+        writer.top = view.top.clone();
+        writer.bottom = view.is_bottom();
+        let old = self.view.swap(Owned::new(view), Ordering::AcqRel, guard);
+        // SAFETY: the old view is unreachable for guards that begin from now on.
+        unsafe { guard.defer_destroy(old) };
+    }
+
+    /// Whether a key lies in it.
+    pub(crate) fn contains(&self, key: &[u8]) -> bool {
+        *self.lower <= *key && self.upper.as_deref().is_none_or(|upper| key < upper)
+    }
+
+    /// Whether it holds nothing unflushed.
+    pub(crate) fn is_buffer_empty(&self, guard: &Guard) -> bool {
+        let view = self.view(guard);
+        view.frozen.is_empty() && view.top.index.len() == 0
+    }
+}
+
+impl Drop for Partition {
+    fn drop(&mut self) {
+        let view = std::mem::replace(&mut self.view, Atomic::null());
+        // SAFETY: nobody else has a reference to this partition any more, so nobody loads its view.
+        drop(unsafe { view.into_owned() });
+    }
+}

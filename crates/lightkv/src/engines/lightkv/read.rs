@@ -1,0 +1,140 @@
+//! The life of a get: `docs/internals/get.md`.
+//!
+//! Prefix tree, top leaf, frozen leaves, tables: newest first, full keys compared at every match, no lock.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use lightkv_table::EntryKind;
+
+use super::partition::Leaf;
+use super::record_layout::Record;
+use super::store::Store;
+use super::table_set::{Table, read_large_value};
+use crate::{Result, Value};
+
+/// What a search of one leaf found.
+enum InLeaf {
+    Value(Value),
+    Deleted,
+    /// The value is in a file of its own; this is the reference to it.
+    Large(Box<[u8]>),
+}
+
+impl Store {
+    /// The newest value of a key up to a sequence number.
+    pub(crate) fn get(&self, key: &[u8], sequence_max: u64) -> Result<Option<Value>> {
+        let value = self.find(key, sequence_max)?;
+        self.counters.get(value.is_some());
+        Ok(value)
+    }
+
+    #[inline]
+    fn find(&self, key: &[u8], sequence_max: u64) -> Result<Option<Value>> {
+        let (hash, signature) = self.hash(key);
+        let tables: Vec<Arc<Table>> = {
+            let guard = crossbeam_epoch::pin();
+            let view = self.route(key, &guard).view(&guard);
+            view.top.index.prefetch(signature);
+            for leaf in std::iter::once(&view.top).chain(&view.frozen) {
+                if let Some(found) = self.find_in_leaf(leaf, key, signature, sequence_max) {
+                    match found {
+                        InLeaf::Value(value) => return Ok(Some(value)),
+                        InLeaf::Deleted => return Ok(None),
+                        InLeaf::Large(reference) => {
+                            // The guard keeps the segment and with it the file.
+                            return read_large_value(&self.tables, &reference)
+                                .map(|value| Some(value.into()));
+                        }
+                    }
+                }
+            }
+            view.tables
+                .iter()
+                .filter(|listed| listed.table.covers(key))
+                .map(|listed| listed.table.clone())
+                .collect()
+        };
+        // The guard is gone: a read of the SSD must not hold up the reclaiming of memory.
+        for table in tables {
+            if let Some(found) = table.get(key, hash, sequence_max)? {
+                return match found.kind {
+                    EntryKind::Put => Ok(Some(found.value.into())),
+                    EntryKind::Delete => Ok(None),
+                    EntryKind::LargeValue => {
+                        read_large_value(&self.tables, &found.value).map(|value| Some(value.into()))
+                    }
+                };
+            }
+        }
+        Ok(None)
+    }
+
+    #[inline]
+    fn find_in_leaf(
+        &self,
+        leaf: &Leaf,
+        key: &[u8],
+        signature: u32,
+        sequence_max: u64,
+    ) -> Option<InLeaf> {
+        leaf.index.find(signature, |offset| {
+            // SAFETY: the offset was read under the caller's guard, which keeps the leaf's records.
+            let record = unsafe { self.buffer.record(offset) };
+            if record.key != key {
+                self.counters.false_match();
+                return None;
+            }
+            let record = self.version_at(record, sequence_max)?;
+            Some(match record.kind {
+                EntryKind::Put => InLeaf::Value(record.value.into()),
+                EntryKind::Delete => InLeaf::Deleted,
+                EntryKind::LargeValue => InLeaf::Large(record.value.into()),
+            })
+        })
+    }
+
+    /// The newest version up to a sequence number along the back links of one leaf.
+    #[inline]
+    fn version_at<'a>(&self, newest: Record<'a>, sequence_max: u64) -> Option<Record<'a>> {
+        if newest.sequence <= sequence_max {
+            return Some(newest);
+        }
+        self.older_version(newest, sequence_max).map(|(record, _)| record)
+    }
+
+    /// The version visible at a moment of the key whose newest record lies at `offset`, and its offset.
+    /// The caller holds the leaf.
+    pub(crate) fn version_offset_at(
+        &self,
+        offset: u64,
+        sequence_max: u64,
+    ) -> Option<(Record<'_>, u64)> {
+        // SAFETY: the caller holds the leaf, which keeps its records.
+        let newest = unsafe { self.buffer.record(offset) };
+        if newest.sequence <= sequence_max {
+            return Some((newest, offset));
+        }
+        self.older_version(newest, sequence_max)
+    }
+
+    fn older_version<'a>(
+        &self,
+        newer: Record<'a>,
+        sequence_max: u64,
+    ) -> Option<(Record<'a>, u64)> {
+        let mut record = newer;
+        loop {
+            // Links that were written before a crash may lead anywhere; no moment is that old.
+            if record.previous == 0 || record.sequence <= self.recovered_through.load(Ordering::Relaxed) {
+                return None;
+            }
+            let offset = record.previous;
+            // SAFETY: back links lead to records of the same leaf, which the caller keeps.
+            record = unsafe { self.buffer.record(offset) };
+            if record.sequence <= sequence_max {
+                return Some((record, offset));
+            }
+        }
+    }
+}

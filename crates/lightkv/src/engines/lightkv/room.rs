@@ -1,0 +1,309 @@
+//! Making room in a leaf: a larger hash table, a split, or a frozen leaf and a new one on top of it.
+//!
+//! All of it happens under the partition's lock, before a record draws its number, so a write that has a
+//! number never meets a full leaf.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crossbeam_epoch::Guard;
+
+use super::buffer::{RunHandle, Segment};
+use super::partition::{Leaf, Partition, View, Writer};
+use super::sizes::SPLIT_ENTRIES_MIN;
+use super::store::Store;
+use super::top_leaf::{TopLeaf, key_slice};
+
+/// Hash-table capacity of a new leaf, in entries.
+const LEAF_ENTRIES_INITIAL: usize = 48;
+
+/// What a writer does after it asked for room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// There is room in the leaf and in its run.
+    Ready,
+    /// The partition was replaced: route again.
+    Replaced,
+    /// The buffer is full: release the lock and wait for a flush.
+    Exhausted,
+}
+
+/// An index entry on its way into another leaf.
+#[derive(Clone, Copy, Debug)]
+struct Moving {
+    slice: u32,
+    signature: u32,
+    offset: u64,
+}
+
+/// An empty top leaf for a partition with these bounds: its slices start where the bounds differ.
+pub(crate) fn empty_leaf(lower: &[u8], upper: Option<&[u8]>) -> Arc<Leaf> {
+    let base = upper.map_or(0, |upper| common_prefix_len(lower, upper));
+    let index = TopLeaf::new(LEAF_ENTRIES_INITIAL, base as u32);
+    Leaf::new(index, Arc::new(Segment::new()), &lower[..base])
+}
+
+pub(crate) fn common_prefix_len(a: &[u8], b: &[u8]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+impl Store {
+    /// Splits or freezes a leaf that is over its size. True if the partition was replaced.
+    pub(crate) fn relieve(
+        &self,
+        partition: &Arc<Partition>,
+        writer: &mut Writer,
+        guard: &Guard,
+    ) -> bool {
+        let (bytes, entries) = (writer.top.segment.bytes(), writer.top.index.len());
+        if self.is_splittable(writer) && self.split(partition, writer, guard) {
+            return true;
+        }
+        if bytes > self.sizes.freeze_bytes || entries >= self.sizes.leaf_entries_max {
+            self.freeze(partition, writer, guard);
+        }
+        false
+    }
+
+    /// Whether a leaf is large enough to be worth a split.
+    pub(crate) fn is_splittable(&self, writer: &Writer) -> bool {
+        let (bytes, entries) = (writer.top.segment.bytes(), writer.top.index.len());
+        entries >= SPLIT_ENTRIES_MIN
+            && (bytes > self.sizes.split_bytes || entries >= self.sizes.leaf_entries_max)
+    }
+
+    /// Room for one more entry of any signature in the hash table: doubles it.
+    pub(crate) fn grow_index(&self, partition: &Partition, writer: &mut Writer, guard: &Guard) {
+        let mut view = partition.view(guard).clone();
+        view.top = view.top.grown(view.top.index.capacity() * 2);
+        partition.publish(writer, view, guard);
+    }
+
+    /// A run with room for a record, as the writer's present one or a new one.
+    pub(crate) fn reserve(&self, writer: &mut Writer, record_bytes: u64) -> crate::Result<Room> {
+        if let Some(run) = &writer.run
+            && writer.cursor + record_bytes <= run.end()
+        {
+            return Ok(Room::Ready);
+        }
+        match self.buffer.allocate(record_bytes)? {
+            Some(run) => {
+                self.background.wake_if(self.buffer.used_bytes() > self.sizes.flush_mark_bytes);
+                self.enter_run(writer, run);
+                Ok(Room::Ready)
+            }
+            None => {
+                self.background.wake_if(true);
+                Ok(Room::Exhausted)
+            }
+        }
+    }
+
+    /// Lets the writer append to a new run.
+    pub(crate) fn enter_run(&self, writer: &mut Writer, run: Arc<RunHandle>) {
+        writer.cursor = run.start();
+        writer.top.segment.add_run(run.clone());
+        writer.run = Some(run);
+    }
+
+    /// Puts an empty leaf on top; the old one is linked below it and waits for its flush.
+    pub(crate) fn freeze(&self, partition: &Arc<Partition>, writer: &mut Writer, guard: &Guard) {
+        if writer.top.index.len() == 0 && writer.top.segment.sequence_max() == 0 {
+            return;
+        }
+        let mut view = partition.view(guard).clone();
+        view.frozen.insert(0, view.top.clone());
+        view.top = empty_leaf(&partition.lower, partition.upper.as_deref());
+        partition.publish(writer, view, guard);
+        writer.run = None;
+        if !writer.flushing {
+            writer.flushing = true;
+            self.background.queue_flush(partition.clone());
+        }
+    }
+
+    /// Makes the slices of the top leaf start early enough that a key shares all bytes before them.
+    pub(crate) fn rebase(
+        &self,
+        partition: &Partition,
+        writer: &mut Writer,
+        key: &[u8],
+        guard: &Guard,
+    ) {
+        let index = &writer.top.index;
+        let bound = partition
+            .upper
+            .as_deref()
+            .map_or(0, |upper| common_prefix_len(&partition.lower, upper));
+        let mut shared = key.len().min(index.slice_base_bytes() as usize);
+        index.for_each(|_, _, offset| {
+            // SAFETY: the lock's holder keeps the leaf, which keeps its records.
+            let other = unsafe { self.buffer.record(offset) }.key;
+            shared = shared.min(common_prefix_len(key, other));
+        });
+        // Half of what is shared, not all of it: a stream of ever earlier differences then rebuilds a
+        // leaf only a logarithmic number of times.
+        let base = (shared / 2).max(bound).min(shared) as u32;
+        let mut moving = Vec::with_capacity(index.len());
+        index.for_each(|signature, _, offset| {
+            // SAFETY: as above.
+            let slice = key_slice(unsafe { self.buffer.record(offset) }.key, base);
+            moving.push((signature, slice, offset));
+        });
+        let index = TopLeaf::build(index.capacity(), base, moving);
+        let mut view = partition.view(guard).clone();
+        view.top = Leaf::new(index, view.top.segment.clone(), &key[..base as usize]);
+        partition.publish(writer, view, guard);
+    }
+
+    /// Replaces a partition by two halves of its top leaf. False if it may not or cannot be split.
+    pub(crate) fn split(&self, partition: &Arc<Partition>, writer: &mut Writer, guard: &Guard) -> bool {
+        let view = partition.view(guard);
+        if self.partition_count.load(Ordering::Relaxed) >= self.sizes.max_leaf_nodes
+            || writer.compacting
+            || writer.flushing
+            || !view.frozen.is_empty()
+        {
+            return false;
+        }
+        let Some((prefix, moving, boundary)) = self.choose_boundary(partition, &view.top) else {
+            return false;
+        };
+        let base = prefix.len() as u32;
+        // Entries are in slice order and the boundary cuts at `base` or within the slice.
+        let limit = key_slice(&boundary, base);
+        let middle = moving.partition_point(|entry| entry.slice < limit);
+        let (left, right) = moving.split_at(middle);
+        let flushed_through = partition.flushed_through.load(Ordering::Relaxed);
+        let half = |entries: &[Moving], lower: &[u8], upper: Option<&[u8]>| {
+            let share = view.top.segment.bytes() * entries.len() as u64 / moving.len() as u64;
+            let index = TopLeaf::build(
+                (entries.len() * 2).max(LEAF_ENTRIES_INITIAL),
+                base,
+                entries.iter().map(|entry| (entry.signature, entry.slice, entry.offset)),
+            );
+            let tables = view
+                .tables
+                .iter()
+                .filter(|listed| listed.table.overlaps(lower, upper))
+                .cloned()
+                .collect();
+            let top = Leaf::new(index, Arc::new(view.top.segment.half(share)), &prefix);
+            Partition::new(lower, upper, flushed_through, View { top, frozen: Vec::new(), tables })
+        };
+        let halves = [
+            half(left, &partition.lower, Some(&boundary)),
+            half(right, &boundary, partition.upper.as_deref()),
+        ];
+        self.replace_partition(&halves, guard);
+        writer.dead = true;
+        self.counters.splits.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    /// The bytes that all keys of a leaf share, its entries in the order of the slices that follow them, and
+    /// the key at which to split it.
+    ///
+    /// The paper halves the value range of one byte (normal split) and descends to the next byte when a
+    /// half would map fewer than `T_normal` values (level split). We cut at the value next to the median
+    /// entry instead of at the middle value, so that no split leaves an empty half, and keep the rule
+    /// for descending.
+    fn choose_boundary(
+        &self,
+        partition: &Partition,
+        leaf: &Leaf,
+    ) -> Option<(Vec<u8>, Vec<Moving>, Vec<u8>)> {
+        let mut base = leaf.index.slice_base_bytes();
+        let mut moving = Vec::with_capacity(leaf.index.len());
+        leaf.index.for_each(|signature, slice, offset| {
+            moving.push(Moving { slice, signature, offset });
+        });
+        moving.sort_unstable_by_key(|entry| entry.slice);
+        if moving.first()?.slice == moving.last()?.slice {
+            // The four cached bytes tell nothing any more: renew them from where the keys differ.
+            base = self.renew_slices(base, &mut moving)?;
+        }
+        // SAFETY: the lock's holder keeps the leaf, which keeps its records.
+        let any_key = unsafe { self.buffer.record(moving[0].offset) }.key;
+        let mut prefix = any_key[..any_key.len().min(base as usize)].to_vec();
+        prefix.resize(base as usize, 0);
+        let boundary_slice = self.choose_slice(partition, &prefix, &moving)?;
+        let mut boundary = prefix.clone();
+        boundary.extend_from_slice(&boundary_slice.to_be_bytes());
+        while boundary.last() == Some(&0) {
+            boundary.pop();
+        }
+        Some((prefix, moving, boundary))
+    }
+
+    fn renew_slices(&self, base: u32, moving: &mut [Moving]) -> Option<u32> {
+        // SAFETY: the lock's holder keeps the leaf, which keeps its records.
+        let key_of = |entry: &Moving| unsafe { self.buffer.record(entry.offset) }.key;
+        let first = key_of(&moving[0]);
+        let shared = moving
+            .iter()
+            .skip(1)
+            .map(|entry| padded_common_prefix_len(first, key_of(entry)))
+            .min()?;
+        if shared == usize::MAX {
+            return None;
+        }
+        let renewed = (shared as u32).max(base);
+        for entry in moving.iter_mut() {
+            entry.slice = key_slice(key_of(entry), renewed);
+        }
+        moving.sort_unstable_by_key(|entry| entry.slice);
+        (moving.first()?.slice != moving.last()?.slice).then_some(renewed)
+    }
+
+    /// The slice value at which the right half begins: cut after 1 to 4 bytes, the fewest that balance.
+    fn choose_slice(&self, partition: &Partition, prefix: &[u8], moving: &[Moving]) -> Option<u32> {
+        let count = moving.len();
+        let left_of = |cut: u32| moving.partition_point(|entry| entry.slice < cut);
+        let median = moving[count / 2].slice;
+        let mut best: Option<(usize, u32)> = None;
+        for level in 1..=4u32 {
+            let shift = 32 - 8 * level;
+            let at_median = median >> shift << shift;
+            for cut in [Some(at_median), at_median.checked_add(1 << shift)].into_iter().flatten() {
+                let left = left_of(cut);
+                let smaller = left.min(count - left);
+                if smaller == 0 {
+                    continue;
+                }
+                if best.is_none_or(|(balance, _)| smaller > balance) {
+                    best = Some((smaller, cut));
+                }
+                if smaller >= count / 4 && self.maps_enough(partition, prefix, cut, level) {
+                    return Some(cut);
+                }
+            }
+        }
+        best.map(|(_, cut)| cut)
+    }
+
+    /// The paper's `T_normal`: whether both halves map enough values of the byte that the cut is in.
+    fn maps_enough(&self, partition: &Partition, prefix: &[u8], cut: u32, level: u32) -> bool {
+        let cut = cut.to_be_bytes();
+        let at = prefix.len() + level as usize - 1;
+        let path = [prefix, &cut[..level as usize - 1]].concat();
+        let value = u32::from(cut[level as usize - 1]);
+        let byte_of = |bound: &[u8]| u32::from(bound.get(at).copied().unwrap_or(0));
+        let first = if partition.lower.starts_with(&path) { byte_of(&partition.lower) } else { 0 };
+        let end = match partition.upper.as_deref() {
+            Some(upper) if upper.starts_with(&path) => byte_of(upper),
+            _ => 256,
+        };
+        let least = self.sizes.normal_split_values_min;
+        value >= first + least && value + least <= end
+    }
+}
+
+pub(crate) fn padded(key: &[u8], at: usize) -> u8 {
+    key.get(at).copied().unwrap_or(0)
+}
+
+/// Bytes that two keys share when both are followed by zeros for ever; `usize::MAX` if all of them.
+fn padded_common_prefix_len(a: &[u8], b: &[u8]) -> usize {
+    (0..a.len().max(b.len())).find(|&at| padded(a, at) != padded(b, at)).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,225 @@
+//! The life of a scan: `docs/internals/scan.md`.
+//!
+//! A scan walks partition by partition. In each it merges the sorted views of the leaves and the tables,
+//! newest first, at one moment that it holds registered. Views are immutable and kept by reference, so no
+//! guard is held between two entries.
+
+use std::sync::Arc;
+
+use lightkv_table::EntryKind;
+
+use super::LightKv;
+use super::scan_source::{Direction, LeafSource, ScanSource, TableSource};
+use super::store::Store;
+use super::table_set::read_large_value;
+use crate::db::KeyRange;
+use crate::engine::EngineScan;
+use crate::{Key, Result, Value};
+
+/// A running scan from both ends.
+pub(crate) struct StoreScan {
+    engine: Arc<LightKv>,
+    /// What is left: each end moves in as entries are returned.
+    range: KeyRange,
+    /// Last key returned from the front: the back must stay above it.
+    front_key: Option<Vec<u8>>,
+    /// Last key returned from the back: the front must stay below it.
+    back_key: Option<Vec<u8>>,
+    sequence_max: u64,
+    /// Whether the moment is the scan's own, to be released with it.
+    owns_moment: bool,
+    front: Option<PartitionScan>,
+    back: Option<PartitionScan>,
+    front_done: bool,
+    back_done: bool,
+}
+
+/// The part of a scan within one partition.
+struct PartitionScan {
+    /// Newest first.
+    sources: Vec<ScanSource>,
+    /// Where the next partition of the walk begins: this one's upper bound forward, its lower backward;
+    /// `None` after the last.
+    next: Option<Vec<u8>>,
+}
+
+impl PartitionScan {
+    /// Places all sources of the partition that owns `at` (forward), or that holds the keys just below
+    /// `at` (backward; `None`: the last one).
+    fn new(
+        store: &Store,
+        sequence_max: u64,
+        direction: Direction,
+        at: Option<&[u8]>,
+    ) -> Result<Self> {
+        let (partition, view) = {
+            let guard = crossbeam_epoch::pin();
+            let partition = match (direction, at) {
+                (Direction::Forward, Some(at)) => store.route(at, &guard),
+                (Direction::Forward, None) => store.route(&[], &guard),
+                (Direction::Backward, at) => store.route_below(at, &guard),
+            };
+            (partition.clone(), partition.view(&guard).clone())
+        };
+        let mut sources = Vec::with_capacity(1 + view.frozen.len() + view.tables.len());
+        for leaf in std::iter::once(&view.top).chain(&view.frozen) {
+            if leaf.index.len() > 0 {
+                let source = LeafSource::new(store, leaf.clone(), sequence_max, direction, at);
+                sources.push(ScanSource::Leaf(source));
+            }
+        }
+        for listed in &view.tables {
+            let lower = if direction == Direction::Forward { at.unwrap_or(&[]) } else { &[] };
+            let upper = if direction == Direction::Backward { at } else { None };
+            if listed.table.overlaps(lower, upper) {
+                let source = TableSource::new(&listed.table, sequence_max, direction, at)?;
+                sources.push(ScanSource::Table(source));
+            }
+        }
+        let next = match direction {
+            Direction::Forward => partition.upper.as_deref().map(<[u8]>::to_vec),
+            Direction::Backward => (!partition.lower.is_empty()).then(|| partition.lower.to_vec()),
+        };
+        Ok(Self { sources, next })
+    }
+
+    /// The source with the next key of the walk; of equal keys the newest source.
+    fn choose(&self, direction: Direction) -> Option<usize> {
+        let mut best: Option<(usize, &[u8])> = None;
+        for (at, source) in self.sources.iter().enumerate() {
+            let Some(key) = source.key() else { continue };
+            let is_better = best.is_none_or(|(_, other)| match direction {
+                Direction::Forward => key < other,
+                Direction::Backward => key > other,
+            });
+            if is_better {
+                best = Some((at, key));
+            }
+        }
+        best.map(|(at, _)| at)
+    }
+
+    /// Whether a key lies in another partition, whose turn comes later: tables may reach over bounds.
+    fn is_beyond(&self, direction: Direction, key: &[u8]) -> bool {
+        self.next.as_deref().is_some_and(|next| match direction {
+            Direction::Forward => key >= next,
+            Direction::Backward => key < next,
+        })
+    }
+}
+
+impl StoreScan {
+    pub(crate) fn new(engine: Arc<LightKv>, range: KeyRange, at: Option<u64>) -> Self {
+        let store = &engine.store;
+        let owns_moment = at.is_none();
+        let sequence_max = at.unwrap_or_else(|| {
+            store.snapshots.acquire(&store.last_sequence, &store.in_flight)
+        });
+        let is_empty = range.is_empty();
+        Self {
+            range,
+            front_key: None,
+            back_key: None,
+            sequence_max,
+            owns_moment,
+            front: None,
+            back: None,
+            front_done: is_empty,
+            back_done: is_empty,
+            engine,
+        }
+    }
+
+    /// The next key of a walk with its value, tombstones passed over.
+    fn step(&mut self, direction: Direction) -> Result<Option<(Key, Value)>> {
+        let store = &self.engine.store;
+        let (place, done) = match direction {
+            Direction::Forward => (&mut self.front, &mut self.front_done),
+            Direction::Backward => (&mut self.back, &mut self.back_done),
+        };
+        let (limit_low, limit_high) = (&self.range.start, self.range.end.as_deref());
+        while !*done {
+            let scan = match place {
+                Some(scan) => scan,
+                None => {
+                    let at = match direction {
+                        Direction::Forward => Some(&limit_low[..]),
+                        Direction::Backward => limit_high,
+                    };
+                    place.insert(PartitionScan::new(store, self.sequence_max, direction, at)?)
+                }
+            };
+            let chosen = scan.choose(direction).filter(|&at| {
+                scan.sources[at].key().is_some_and(|key| !scan.is_beyond(direction, key))
+            });
+            let Some(chosen) = chosen else {
+                let passed = scan.next.take();
+                let is_within = passed.as_deref().is_some_and(|bound| match direction {
+                    Direction::Forward => limit_high.is_none_or(|high| bound < high),
+                    Direction::Backward => bound > &limit_low[..],
+                });
+                if is_within {
+                    let at = passed.as_deref();
+                    *place = Some(PartitionScan::new(store, self.sequence_max, direction, at)?);
+                } else {
+                    *done = true;
+                }
+                continue;
+            };
+            let key = scan.sources[chosen].key().expect("chosen").to_vec();
+            let is_outside = match direction {
+                Direction::Forward => {
+                    limit_high.is_some_and(|high| *key >= *high)
+                        || self.back_key.as_ref().is_some_and(|back| key >= *back)
+                }
+                Direction::Backward => {
+                    key < *limit_low || self.front_key.as_ref().is_some_and(|front| key <= *front)
+                }
+            };
+            if is_outside {
+                *done = true;
+                break;
+            }
+            let value = match scan.sources[chosen].kind() {
+                EntryKind::Delete => None,
+                EntryKind::Put => Some(Value::from(scan.sources[chosen].value(store))),
+                EntryKind::LargeValue => {
+                    let reference = scan.sources[chosen].value(store);
+                    Some(read_large_value(&store.tables, reference)?.into())
+                }
+            };
+            for source in &mut scan.sources {
+                if source.key() == Some(&key) {
+                    source.advance(store)?;
+                }
+            }
+            if let Some(value) = value {
+                match direction {
+                    Direction::Forward => self.front_key = Some(key.clone()),
+                    Direction::Backward => self.back_key = Some(key.clone()),
+                }
+                return Ok(Some((key.into(), value)));
+            }
+        }
+        *place = None;
+        Ok(None)
+    }
+}
+
+impl EngineScan for StoreScan {
+    fn next(&mut self) -> Result<Option<(Key, Value)>> {
+        self.step(Direction::Forward)
+    }
+
+    fn next_back(&mut self) -> Result<Option<(Key, Value)>> {
+        self.step(Direction::Backward)
+    }
+}
+
+impl Drop for StoreScan {
+    fn drop(&mut self) {
+        if self.owns_moment {
+            self.engine.store.snapshots.release(self.sequence_max);
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! How the one memory budget is divided, and the sizes that follow from it.
+
+use crate::Options;
+
+/// All sizes of an open store.
+#[derive(Clone, Debug)]
+pub(crate) struct Sizes {
+    /// Write-buffer space that partitions may hold.
+    pub(crate) buffer_bytes: u64,
+    /// Above this the largest partition is flushed.
+    pub(crate) flush_mark_bytes: u64,
+    /// Above this writers are slowed in proportion.
+    pub(crate) pacing_mark_bytes: u64,
+    /// Unit in which space is handed to partitions.
+    pub(crate) chunk_bytes: u64,
+    /// A leaf with more bytes is split, as long as the tree may grow.
+    pub(crate) split_bytes: u64,
+    /// A leaf with more bytes is frozen and flushed.
+    pub(crate) freeze_bytes: u64,
+    /// A leaf with more entries is split or frozen.
+    pub(crate) leaf_entries_max: usize,
+    /// The paper's `MAX_LEAF_NODES`.
+    pub(crate) max_leaf_nodes: usize,
+    /// The paper's `T_normal`.
+    pub(crate) normal_split_values_min: u32,
+    pub(crate) journal_file_bytes: u64,
+    /// Above this the partitions with the oldest unflushed records are flushed.
+    pub(crate) journal_limit_bytes: u64,
+    pub(crate) block_bytes: usize,
+    /// Values from this length on get files of their own.
+    pub(crate) large_value_bytes: usize,
+    pub(crate) cache_bytes: u64,
+}
+
+/// Fewest entries a leaf is split at: below, a split would only make tiny partitions of huge records.
+pub(crate) const SPLIT_ENTRIES_MIN: usize = 8;
+
+impl Sizes {
+    /// With a journal, 40 % of the budget buffer records, at most 20 % are resident journal, 15 % cache
+    /// blocks; the rest is for indexes and for the work of flushes and compactions. A pool costs no
+    /// memory of the budget where it is persistent memory, but it may be tmpfs, so it is counted too.
+    pub(crate) fn new(options: &Options) -> Self {
+        let tuning = &options.tuning;
+        let budget = options.memory_budget_bytes;
+        let buffer_bytes = tuning.buffer_bytes.unwrap_or(budget / 10 * 4);
+        let chunk_bytes = u64::from(tuning.chunk_bytes.unwrap_or_else(|| {
+            // Half a chunk of each partition is unused on average; partitions are buffer / 1 MiB.
+            if buffer_bytes >= 256 << 20 { 32 << 10 } else { 8 << 10 }
+        }));
+        let segment_bytes = tuning.segment_bytes.unwrap_or((buffer_bytes / 16).clamp(64 << 10, 4 << 20));
+        let split_bytes = (segment_bytes / 4).max(chunk_bytes);
+        let journal_file_bytes = tuning
+            .journal_file_bytes
+            .unwrap_or_else(|| (buffer_bytes / 8).clamp(1 << 20, 64 << 20));
+        Self {
+            buffer_bytes,
+            flush_mark_bytes: buffer_bytes / 100 * 70,
+            pacing_mark_bytes: buffer_bytes / 100 * 80,
+            chunk_bytes,
+            split_bytes,
+            freeze_bytes: segment_bytes,
+            leaf_entries_max: tuning.leaf_entries.unwrap_or(32 << 10),
+            max_leaf_nodes: tuning
+                .max_leaf_nodes
+                .unwrap_or_else(|| (buffer_bytes / split_bytes).clamp(16, 4096) as usize),
+            normal_split_values_min: tuning.normal_split_values_min.unwrap_or(4),
+            journal_file_bytes,
+            journal_limit_bytes: buffer_bytes * 2 + 2 * journal_file_bytes,
+            block_bytes: tuning.block_bytes.unwrap_or(4096),
+            large_value_bytes: tuning.large_value_bytes.unwrap_or(1 << 20),
+            cache_bytes: budget / 100 * 15,
+        }
+    }
+}

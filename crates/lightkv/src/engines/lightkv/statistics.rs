@@ -1,0 +1,84 @@
+//! Counters and levels, gathered from where they are kept.
+
+use std::sync::atomic::Ordering;
+
+use super::store::Store;
+use crate::stats::{Counters, Levels, Stats};
+
+impl Store {
+    /// What happened since the open, and what there is now.
+    pub(crate) fn stats(&self) -> Stats {
+        Stats { counters: self.gather_counters(), levels: self.gather_levels() }
+    }
+
+    fn gather_counters(&self) -> Counters {
+        let own = self.counters.totals();
+        let pool = if self.journal.get().is_some() {
+            Default::default()
+        } else {
+            self.buffer.pool().counters()
+        };
+        let tables = self.tables.shared.counters();
+        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        Counters {
+            puts: own.puts,
+            gets_hit: own.gets_hit,
+            gets_miss: own.gets_miss,
+            fences: pool.fences,
+            flushed_lines: pool.flushed_lines,
+            pool_bytes_written: pool.bytes_written,
+            journal_bytes_written: self
+                .journal
+                .get()
+                .map_or(0, |journal| journal.counters().bytes_appended),
+            table_bytes_written: tables.table_bytes_written
+                + load(&self.counters.value_bytes_written),
+            table_bytes_read: tables.table_bytes_read,
+            table_reads: tables.table_reads,
+            leaf_probes: tables.leaf_probes,
+            false_matches: own.false_matches + tables.false_matches,
+            splits: load(&self.counters.splits),
+            flushes: load(&self.counters.flushes),
+            compactions: load(&self.counters.compactions),
+            stalls: load(&self.counters.stalls),
+            stall_us_total: load(&self.counters.stall_us_total),
+            stall_us_max: load(&self.counters.stall_us_max),
+        }
+    }
+
+    fn gather_levels(&self) -> Levels {
+        let mut levels = Levels {
+            buffer_bytes: self.buffer.used_bytes(),
+            cache_bytes: self.tables.shared.cache_bytes(),
+            ..Levels::default()
+        };
+        for table in self.tables.all() {
+            levels.tables += 1;
+            levels.flushed_keys += table.metadata.entries;
+            levels.index_bytes_flushed += table.resident_index_bytes();
+            levels.space_bytes += table.metadata.file_len_bytes;
+        }
+        let guard = crossbeam_epoch::pin();
+        let tree = self.tree(&guard);
+        levels.index_bytes_memory += tree.memory_bytes() as u64;
+        for partition in tree.leaves() {
+            levels.partitions += 1;
+            let view = partition.view(&guard);
+            levels.index_bytes_memory += view.top.index.memory_bytes() as u64;
+            for leaf in &view.frozen {
+                levels.index_bytes_memory += leaf.index.memory_bytes() as u64;
+                levels.pending_bytes += leaf.segment.bytes();
+            }
+            levels.pending_bytes += self.pending_merge_bytes(&view.tables);
+        }
+        let value_bytes: u64 = self
+            .vfs
+            .list(&self.directory.join("values"))
+            .map_or(0, |entries| entries.iter().map(|entry| entry.len_bytes).sum());
+        levels.space_bytes += value_bytes + self.manifest.len_bytes();
+        if let Some(journal) = self.journal.get() {
+            levels.space_bytes += journal.live_bytes();
+        }
+        levels
+    }
+}

@@ -1,0 +1,284 @@
+//! The open store: what all operations share.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use crossbeam_epoch::{Atomic, Guard, Owned};
+use crossbeam_utils::CachePadded;
+use lightkv_journal::{Journal, JournalPosition};
+use lightkv_table::hash_key;
+use lightkv_vfs::{FileLock, Vfs};
+use parking_lot::Mutex;
+
+use super::background::Background;
+use super::buffer::WriteBuffer;
+use super::counters::EngineCounters;
+use super::in_flight::InFlight;
+use super::manifest::Manifest;
+use super::pacing::Pacing;
+use super::partition::Partition;
+use super::sizes::Sizes;
+use super::snapshots::Snapshots;
+use super::table_set::TableContext;
+use super::tree::Tree;
+use crate::{Error, Result};
+
+/// Everything of one open store.
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub(crate) directory: PathBuf,
+    /// Where the pool was asked for, for messages.
+    pub(crate) pool_directory: Option<PathBuf>,
+    pub(crate) vfs: Arc<dyn Vfs>,
+    pub(crate) sizes: Sizes,
+    pub(crate) compaction_size: usize,
+    pub(crate) hash_seed: u64,
+    pub(crate) manifest: Manifest,
+    pub(crate) buffer: Arc<WriteBuffer>,
+    /// Without a pool: where acknowledged records survive.
+    /// Set by recovery, once it has been replayed.
+    pub(crate) journal: OnceLock<Journal>,
+    pub(crate) tables: Arc<TableContext>,
+    tree: Atomic<Tree<Partition>>,
+    /// Held to replace the tree. Taken after partition locks, never before.
+    structure: Mutex<()>,
+    pub(crate) partition_count: AtomicUsize,
+    /// Number of the last write. Drawn from under partition locks, so that a partition's numbers ascend.
+    pub(crate) last_sequence: CachePadded<AtomicU64>,
+    /// Records up to this number were read back after a crash; their `previous` links mean nothing.
+    pub(crate) recovered_through: AtomicU64,
+    pub(crate) in_flight: InFlight,
+    pub(crate) snapshots: Snapshots,
+    pub(crate) counters: EngineCounters,
+    pub(crate) pacing: Pacing,
+    pub(crate) background: Background,
+    pub(crate) health: Health,
+    pub(crate) next_file_number: AtomicU64,
+    /// Value files that were written but not synced.
+    pub(crate) unsynced_values: Mutex<Vec<PathBuf>>,
+    /// Held until the store is closed.
+    pub(crate) lock: Mutex<Option<Box<dyn FileLock>>>,
+}
+
+/// Whether writes may be acknowledged.
+#[derive(Debug, Default)]
+pub(crate) struct Health {
+    /// False while all is well: the one load a write makes.
+    troubled: AtomicBool,
+    poison: OnceLock<String>,
+    closed: AtomicBool,
+}
+
+impl Health {
+    /// `Err` if no write may be acknowledged.
+    #[inline]
+    pub(crate) fn check(&self) -> Result<()> {
+        // Relaxed: a write that races with the first failure was not yet refused.
+        if self.troubled.load(Ordering::Relaxed) { self.explain() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn explain(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::Closed);
+        }
+        match self.poison.get() {
+            Some(reason) => Err(Error::Poisoned { reason: reason.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// No later write is acknowledged; the first reason stays.
+    pub(crate) fn poison(&self, error: &Error) {
+        tracing::error!(%error, "the store takes no more writes");
+        let _ = self.poison.set(error.to_string());
+        self.troubled.store(true, Ordering::Release);
+    }
+
+    /// Marks the store closed; false if it was already.
+    pub(crate) fn close(&self) -> bool {
+        let first = !self.closed.swap(true, Ordering::AcqRel);
+        self.troubled.store(true, Ordering::Release);
+        first
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn poisoned(&self) -> Option<Error> {
+        self.poison.get().map(|reason| Error::Poisoned { reason: reason.clone() })
+    }
+}
+
+/// What recovery hands to a new [`Store`].
+pub(crate) struct StoreParts {
+    pub(crate) directory: PathBuf,
+    pub(crate) pool_directory: Option<PathBuf>,
+    pub(crate) vfs: Arc<dyn Vfs>,
+    pub(crate) sizes: Sizes,
+    pub(crate) compaction_size: usize,
+    pub(crate) hash_seed: u64,
+    pub(crate) manifest: Manifest,
+    pub(crate) buffer: Arc<WriteBuffer>,
+    pub(crate) tables: Arc<TableContext>,
+    pub(crate) tree: Tree<Partition>,
+    pub(crate) last_sequence: u64,
+    pub(crate) next_file_number: u64,
+    pub(crate) lock: Box<dyn FileLock>,
+}
+
+impl Store {
+    pub(crate) fn new(parts: StoreParts) -> Self {
+        let partition_count = parts.tree.leaf_count();
+        Self {
+            directory: parts.directory,
+            pool_directory: parts.pool_directory,
+            vfs: parts.vfs,
+            compaction_size: parts.compaction_size,
+            hash_seed: parts.hash_seed,
+            manifest: parts.manifest,
+            journal: OnceLock::new(),
+            tables: parts.tables,
+            tree: Atomic::new(parts.tree),
+            structure: Mutex::new(()),
+            partition_count: AtomicUsize::new(partition_count),
+            last_sequence: CachePadded::new(AtomicU64::new(parts.last_sequence)),
+            recovered_through: AtomicU64::new(u64::MAX),
+            in_flight: InFlight::new(),
+            snapshots: Snapshots::default(),
+            counters: EngineCounters::default(),
+            pacing: Pacing::new(parts.sizes.pacing_mark_bytes, parts.sizes.buffer_bytes),
+            background: Background::new(),
+            health: Health::default(),
+            next_file_number: AtomicU64::new(parts.next_file_number),
+            unsynced_values: Mutex::new(Vec::new()),
+            sizes: parts.sizes,
+            buffer: parts.buffer,
+            lock: Mutex::new(Some(parts.lock)),
+        }
+    }
+
+    /// Hash and signature of a key: keyed with the store's secret; the signature is never 0.
+    #[inline]
+    pub(crate) fn hash(&self, key: &[u8]) -> (u64, u32) {
+        let hash = hash_key(self.hash_seed, key);
+        (hash, signature(hash))
+    }
+
+    /// The present prefix tree.
+    #[inline]
+    pub(crate) fn tree<'g>(&self, guard: &'g Guard) -> &'g Tree<Partition> {
+        // Acquire: pairs with the swap in `replace_partition`. SAFETY: never null, and dropped only
+        // after the guards that could have loaded it.
+        unsafe { self.tree.load(Ordering::Acquire, guard).deref() }
+    }
+
+    /// The partition that holds the last keys below `bound`; the last partition if there is no bound.
+    pub(crate) fn route_below<'g>(
+        &self,
+        bound: Option<&[u8]>,
+        guard: &'g Guard,
+    ) -> &'g Arc<Partition> {
+        let reaches = |partition: &Partition| match (&partition.upper, bound) {
+            (None, _) => true,
+            (Some(upper), Some(bound)) => bound <= &**upper,
+            (Some(_), None) => false,
+        };
+        // A key that is almost always in the partition looked for: the bound's last byte less one, and
+        // then as large as bounds are long.
+        let mut probe = bound.unwrap_or_default().to_vec();
+        while probe.last() == Some(&0) {
+            probe.pop();
+        }
+        if let Some(last) = probe.last_mut() {
+            *last -= 1;
+        }
+        probe.resize(probe.len() + 32, u8::MAX);
+        let tree = self.tree(guard);
+        let owner = bound.map(|bound| tree.route(bound));
+        match owner {
+            Some(owner) if bound.is_some_and(|bound| *owner.lower < *bound) => owner,
+            _ => {
+                let likely = tree.route(&probe);
+                if reaches(likely) {
+                    return likely;
+                }
+                tree.leaves().find(|partition| reaches(partition)).unwrap_or(likely)
+            }
+        }
+    }
+
+    /// The partition that owns a key.
+    #[inline]
+    pub(crate) fn route<'g>(&self, key: &[u8], guard: &'g Guard) -> &'g Arc<Partition> {
+        self.tree(guard).route(key)
+    }
+
+    /// All partitions in key order.
+    pub(crate) fn partitions(&self) -> Vec<Arc<Partition>> {
+        let guard = crossbeam_epoch::pin();
+        self.tree(&guard).leaves().cloned().collect()
+    }
+
+    /// Puts new partitions in the place of an old one whose range they cover. The caller holds the old
+    /// one's lock and marks it dead afterwards.
+    pub(crate) fn replace_partition(&self, new: &[Arc<Partition>], guard: &Guard) {
+        let _structure = self.structure.lock();
+        let mut tree: Option<Tree<Partition>> = None;
+        for partition in new {
+            let base = tree.as_ref().unwrap_or_else(|| self.tree(guard));
+            tree = Some(base.assign(
+                &partition.lower,
+                partition.upper.as_deref(),
+                partition.clone(),
+            ));
+        }
+        let Some(tree) = tree else { return };
+        self.partition_count.store(tree.leaf_count(), Ordering::Relaxed);
+        let old = self.tree.swap(Owned::new(tree), Ordering::AcqRel, guard);
+        // SAFETY: the old tree is unreachable for guards that begin from now on.
+        unsafe { guard.defer_destroy(old) };
+    }
+
+    pub(crate) fn new_file_number(&self) -> u64 {
+        self.next_file_number.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Everything before this position of the journal is in tables.
+    pub(crate) fn journal_low_water(&self) -> Option<JournalPosition> {
+        let journal = self.journal.get()?;
+        // Read before the partitions: what is appended during the walk lies at or after it.
+        let mut low = journal.next_position();
+        let guard = crossbeam_epoch::pin();
+        for partition in self.tree(&guard).leaves() {
+            // The lock makes sure that no record is between the journal and its leaf.
+            let _writer = partition.lock();
+            let view = partition.view(&guard);
+            for leaf in std::iter::once(&view.top).chain(&view.frozen) {
+                let start = leaf.segment.journal_start();
+                if start != u64::MAX {
+                    low = low.min(JournalPosition::from_u64(start));
+                }
+            }
+        }
+        Some(low)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let tree = std::mem::replace(&mut self.tree, Atomic::null());
+        self.buffer.retire();
+        // SAFETY: the store is going away, so no thread can load the tree any more.
+        drop(unsafe { tree.into_owned() });
+    }
+}
+
+/// The 32 bits of a hash that buckets hold; 0 means an empty slot there.
+#[inline]
+pub(crate) fn signature(hash: u64) -> u32 {
+    ((hash >> 32) as u32).max(1)
+}

@@ -1,0 +1,566 @@
+//! The top leaf: the hash table in DRAM over the unflushed records of one partition.
+//!
+//! # STRUCTURE
+//!
+//! A bucket is one cache line with four slots (the paper, section III-B):
+//!
+//! ```text
+//!   bytes  0        16        32                              64
+//!          [ 4 x signature u32 ][ 4 x key slice u32 ][ 4 x offset u64 ]
+//!
+//!   signature  32 bits of the key's keyed hash; 0 says that the slot is empty
+//!   slice      4 bytes of the key from `slice_base_bytes` on: a split mostly needs no key
+//!   offset     where the newest record of the key lies; means nothing in here
+//! ```
+//!
+//! A signature may be in either of two buckets, in the emptier one when it was inserted; if both
+//! were full then in one of the extra buckets (5 % of the regular ones), which are filled from
+//! the first slot on and searched one after the other. Both buckets follow from the signature
+//! alone, so a table grows and splits without reading keys. A bitmap with 16 bits for each extra
+//! slot says which signatures may have gone to the extra buckets: without it, each miss in a
+//! nearly full leaf would search them all.
+//!
+//! At its first [`Full`] a table holds about 0.9 of its slots.
+//!
+//! # CONCURRENCY
+//!
+//! One writer at a time (it holds the lock of the partition), any number of readers, who take no
+//! lock and never wait. Readers hold an epoch, so that a record is not freed while one of them
+//! may still follow an offset to it. There is no version word; the argument is this:
+//!
+//! 1. *An offset that a reader loads leads to a whole record.* The writer completes the record,
+//!    then stores its offset with release; readers load offsets with acquire. That holds for the
+//!    offset of any key: a reader that matched a signature just before its slot was reused may
+//!    load the offset of another key's record, but never one that is not published.
+//! 2. *A signature that a reader loads leads to an offset at least as new.* The offset is stored
+//!    before the signature, which is stored with release and loaded with acquire. So a reader
+//!    never follows what an earlier user of the slot left there (its record may have been freed
+//!    before the reader's epoch began), nor the zero of a slot never used.
+//! 3. *A key that is present throughout is found.* It stays in its slot until it is removed: an
+//!    update replaces the offset by one store, between two offsets of the same key. Whether the
+//!    extra buckets need a search is stored before the signature of point 2, and only ever read
+//!    too large (the bitmap) or exact for the slots in use (`extra_used`).
+//! 4. *A wrong offset is a miss of a removed key.* Signature and offset are loaded one after the
+//!    other, so they may belong to two keys that had the slot in turn. The visitor compares the
+//!    whole key, and takes the record for no match. Its own key was removed meanwhile, so "not
+//!    here" is right; a key that was then inserted into another slot was absent in between.
+//!
+//! So one reader sees what a sequential table would answer, key by key. Nothing is promised
+//! about two keys at once: snapshots and batches rely on the sequence numbers in the records.
+
+use crossbeam_utils::CachePadded;
+
+use self::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// The atomics, replaced by those of loom when it checks them.
+mod sync {
+    #[cfg(loom)]
+    pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    #[cfg(not(loom))]
+    pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+}
+
+const SLOTS_PER_BUCKET: usize = 4;
+
+/// One extra bucket for this many regular ones: 5 %.
+const REGULAR_PER_EXTRA: usize = 20;
+
+/// The share of the slots that is in use when the first insertion fails, in percent.
+const LOAD_PERCENT: usize = 90;
+
+/// Slots are numbered by 32 bits.
+const CAPACITY_MAX_ENTRIES: usize = 1 << 31;
+
+/// See the head of this file.
+#[repr(C, align(64))]
+struct Bucket {
+    signatures: [AtomicU32; SLOTS_PER_BUCKET],
+    slices: [AtomicU32; SLOTS_PER_BUCKET],
+    offsets: [AtomicU64; SLOTS_PER_BUCKET],
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Bucket>() == 64 && align_of::<Bucket>() == 64);
+
+/// The hash table; see the head of this file.
+pub(crate) struct TopLeaf {
+    /// The regular buckets, then the extra ones.
+    buckets: Box<[Bucket]>,
+    /// At least two, so that the two buckets of a signature always differ.
+    regular_count: usize,
+    slice_base_bytes: u32,
+    /// No slot at or after this one is in use; counted from the first extra slot.
+    extra_used: AtomicU32,
+    /// The bitmap of the signatures that went to the extra buckets. Bits are never cleared.
+    extra_filter: Box<[AtomicU64]>,
+    /// Apart from what readers need, because each insertion changes it.
+    counts: CachePadded<Counts>,
+}
+
+/// Written by the writer only.
+struct Counts {
+    entries: AtomicU32,
+    extra_entries: AtomicU32,
+}
+
+/// The place of an entry, given out by [`TopLeaf::lookup`] and good until the next change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot(u32);
+
+/// What [`TopLeaf::lookup`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lookup {
+    /// The key is in `slot`, its newest record at `offset`.
+    Found {
+        /// For [`TopLeaf::update`] and [`TopLeaf::remove`].
+        slot: Slot,
+        /// The offset in the slot.
+        offset: u64,
+    },
+    /// The key is absent; [`TopLeaf::insert`] may put it here.
+    Vacant(Slot),
+    /// The key is absent and there is no room for it.
+    Full,
+}
+
+/// There is no room for an entry; the leaf has to grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Full;
+
+/// The four bytes of `key` from `base_bytes` on, zeros behind its end, as a big-endian number:
+/// slices compare as the bytes do.
+#[inline]
+pub(crate) fn key_slice(key: &[u8], base_bytes: u32) -> u32 {
+    let tail = key.get(base_bytes as usize..).unwrap_or(&[]);
+    match tail.first_chunk::<4>() {
+        Some(bytes) => u32::from_be_bytes(*bytes),
+        None => {
+            let mut bytes = [0; 4];
+            bytes[..tail.len()].copy_from_slice(tail);
+            u32::from_be_bytes(bytes)
+        }
+    }
+}
+
+impl TopLeaf {
+    /// An empty table that holds about `capacity_entries` before it is full.
+    ///
+    /// `slice_base_bytes` is where in the keys the slices of the entries start.
+    pub(crate) fn new(capacity_entries: usize, slice_base_bytes: u32) -> TopLeaf {
+        assert!(
+            capacity_entries <= CAPACITY_MAX_ENTRIES,
+            "slots are numbered by 32 bits"
+        );
+        let slots = (capacity_entries * 100).div_ceil(LOAD_PERCENT);
+        let buckets = slots.div_ceil(SLOTS_PER_BUCKET);
+        let regular_count = (buckets * REGULAR_PER_EXTRA)
+            .div_ceil(REGULAR_PER_EXTRA + 1)
+            .max(2);
+        let extra_count = regular_count.div_ceil(REGULAR_PER_EXTRA);
+        TopLeaf {
+            buckets: (0..regular_count + extra_count)
+                .map(|_| Bucket::empty())
+                .collect(),
+            regular_count,
+            slice_base_bytes,
+            extra_used: AtomicU32::new(0),
+            extra_filter: (0..extra_count).map(|_| AtomicU64::new(0)).collect(),
+            counts: CachePadded::new(Counts {
+                entries: AtomicU32::new(0),
+                extra_entries: AtomicU32::new(0),
+            }),
+        }
+    }
+
+    /// A table of `entries` (signature, slice, offset), all of different keys.
+    ///
+    /// It holds about `capacity_entries`, or more if that is what the entries need.
+    pub(crate) fn build(
+        capacity_entries: usize,
+        slice_base_bytes: u32,
+        entries: impl IntoIterator<Item = (u32, u32, u64)>,
+    ) -> TopLeaf {
+        let mut leaf = TopLeaf::new(capacity_entries, slice_base_bytes);
+        for (signature, slice, offset) in entries {
+            // Even if all signatures are equal the extra buckets can take them in the end.
+            while leaf.push(signature, slice, offset).is_err() {
+                leaf = leaf.grown(leaf.capacity() + leaf.capacity() / 4 + 1);
+            }
+        }
+        leaf
+    }
+
+    /// A copy for about `capacity_entries`, or more if that is what the entries need.
+    ///
+    /// For the writer: entries changed during the copy may be missing.
+    pub(crate) fn grown(&self, capacity_entries: usize) -> TopLeaf {
+        let mut entries = Vec::with_capacity(self.len());
+        self.for_each(|signature, slice, offset| entries.push((signature, slice, offset)));
+        TopLeaf::build(capacity_entries, self.slice_base_bytes, entries)
+    }
+
+    /// How many entries fit, about: some sets of keys are full a little earlier or later.
+    pub(crate) fn capacity(&self) -> usize {
+        self.buckets.len() * SLOTS_PER_BUCKET * LOAD_PERCENT / 100
+    }
+
+    /// Number of entries.
+    pub(crate) fn len(&self) -> usize {
+        // A count for itself: it orders nothing.
+        self.counts.entries.load(Ordering::Relaxed) as usize
+    }
+
+    /// Bytes of memory of the table, all of it.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + size_of_val(&*self.buckets) + size_of_val(&*self.extra_filter)
+    }
+
+    /// Where in the keys the slices of the entries start.
+    pub(crate) fn slice_base_bytes(&self) -> u32 {
+        self.slice_base_bytes
+    }
+
+    // Readers.
+
+    /// Asks for the cache lines that [`TopLeaf::find`] and [`TopLeaf::lookup`] will need.
+    #[inline]
+    pub(crate) fn prefetch(&self, signature: u32) {
+        for bucket in self.candidates(signature) {
+            prefetch::read(&self.buckets[bucket]);
+        }
+    }
+
+    /// Calls `visit` with the offset of each entry of `signature` until it returns something.
+    ///
+    /// `visit` must compare the whole key at the offset: other keys have the same signature, and
+    /// a slot may be reused between the look at its signature and the look at its offset.
+    #[inline]
+    pub(crate) fn find<T>(
+        &self,
+        signature: u32,
+        mut visit: impl FnMut(u64) -> Option<T>,
+    ) -> Option<T> {
+        for bucket in self.candidates(signature) {
+            let bucket = &self.buckets[bucket];
+            for lane in Lanes(bucket.lanes_of(signature)) {
+                let found = visit(bucket.offset(lane));
+                if found.is_some() {
+                    return found;
+                }
+            }
+        }
+        if !self.may_be_extra(signature) {
+            return None;
+        }
+        self.extra_in_use().find_map(|bucket| {
+            let bucket = &self.buckets[bucket];
+            Lanes(bucket.lanes_of(signature)).find_map(|lane| visit(bucket.offset(lane)))
+        })
+    }
+
+    /// Calls `visit` with signature, slice and offset of every entry, in no order.
+    ///
+    /// Beside a writer, every entry inserted before and not removed is visited, with an offset
+    /// that was current at one time. What changes meanwhile may be visited or not, and a key that
+    /// is removed and inserted again even twice. Then, too, signature and slice may be those of
+    /// another key that had the slot before: a reader takes the key from the record.
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(u32, u32, u64)) {
+        for bucket in (0..self.regular_count).chain(self.extra_in_use()) {
+            let bucket = &self.buckets[bucket];
+            for lane in 0..SLOTS_PER_BUCKET {
+                // Acquire: the slice and the offset are then those of the signature, or newer.
+                let signature = bucket.signatures[lane].load(Ordering::Acquire);
+                if signature != 0 {
+                    let slice = bucket.slices[lane].load(Ordering::Relaxed);
+                    visit(signature, slice, bucket.offset(lane));
+                }
+            }
+        }
+    }
+
+    // The writer: all of the following needs the lock of the partition.
+
+    /// Where the key is for whose record `is_key` returns true, or where it could be put.
+    #[inline]
+    pub(crate) fn lookup(&self, signature: u32, mut is_key: impl FnMut(u64) -> bool) -> Lookup {
+        let [first, second] = self.candidates(signature);
+        let extra = self.may_be_extra(signature).then(|| self.extra_in_use());
+        for bucket in [first, second]
+            .into_iter()
+            .chain(extra.into_iter().flatten())
+        {
+            for lane in Lanes(self.buckets[bucket].lanes_of(signature)) {
+                let offset = self.buckets[bucket].offset(lane);
+                if is_key(offset) {
+                    return Lookup::Found {
+                        slot: Slot::new(bucket, lane),
+                        offset,
+                    };
+                }
+            }
+        }
+        let vacant = [first, second].map(|bucket| self.buckets[bucket].lanes_of(0));
+        let emptier = usize::from(vacant[1].count_ones() > vacant[0].count_ones());
+        match Lanes(vacant[emptier]).next() {
+            Some(lane) => Lookup::Vacant(Slot::new([first, second][emptier], lane)),
+            None => self.vacant_extra().map_or(Lookup::Full, Lookup::Vacant),
+        }
+    }
+
+    /// Puts an entry into a vacant slot that [`TopLeaf::lookup`] gave for the signature.
+    ///
+    /// The record at `offset` must be complete. `signature` is not 0.
+    #[inline]
+    pub(crate) fn insert(&self, slot: Slot, signature: u32, slice: u32, offset: u64) {
+        debug_assert_ne!(signature, 0, "0 marks an empty slot");
+        let (bucket, lane) = self.place(slot);
+        debug_assert_eq!(
+            bucket.signatures[lane].load(Ordering::Relaxed),
+            0,
+            "the slot is taken"
+        );
+        // Release: a reader that still has the signature of the slot's last entry may load this
+        // offset, and the record must be whole for it, too.
+        bucket.offsets[lane].store(offset, Ordering::Release);
+        bucket.slices[lane].store(slice, Ordering::Relaxed);
+        if let Some(extra) = self.extra_index(slot) {
+            self.note_extra(extra, signature);
+        }
+        // Release: who sees the signature sees all of the above.
+        bucket.signatures[lane].store(signature, Ordering::Release);
+        add(&self.counts.entries, 1);
+    }
+
+    /// Lets the entry in `slot` lead to a newer record of its key, which must be complete.
+    #[inline]
+    pub(crate) fn update(&self, slot: Slot, offset: u64) {
+        let (bucket, lane) = self.place(slot);
+        debug_assert_ne!(
+            bucket.signatures[lane].load(Ordering::Relaxed),
+            0,
+            "the slot is empty"
+        );
+        // Release: who sees the offset sees the record.
+        bucket.offsets[lane].store(offset, Ordering::Release);
+    }
+
+    /// Empties `slot`; it will be used again.
+    pub(crate) fn remove(&self, slot: Slot) {
+        let (bucket, lane) = self.place(slot);
+        debug_assert_ne!(
+            bucket.signatures[lane].load(Ordering::Relaxed),
+            0,
+            "the slot is empty"
+        );
+        // Relaxed: nobody concludes anything from the absence of an entry. The record is freed
+        // only after an epoch, which has fences of its own.
+        bucket.signatures[lane].store(0, Ordering::Relaxed);
+        if self.extra_index(slot).is_some() {
+            self.forget_extra();
+        }
+        add(&self.counts.entries, u32::MAX); // minus one
+    }
+
+    /// Adds the entry of a key that the table does not have, while a new leaf is built.
+    pub(crate) fn push(&mut self, signature: u32, slice: u32, offset: u64) -> Result<(), Full> {
+        match self.lookup(signature, |_| false) {
+            Lookup::Vacant(slot) => {
+                self.insert(slot, signature, slice, offset);
+                Ok(())
+            }
+            Lookup::Found { .. } | Lookup::Full => Err(Full),
+        }
+    }
+
+    // Buckets and slots.
+
+    /// The two buckets of a signature.
+    #[inline]
+    fn candidates(&self, signature: u32) -> [usize; 2] {
+        /// An odd number without a pattern: 2^32 divided by the golden ratio.
+        const MULTIPLIER: u32 = 0x9e37_79b9;
+        // `hash / 2^32` as a fraction of the count: no division, and any count will do.
+        let scale = |hash: u32, count: usize| ((u64::from(hash) * count as u64) >> 32) as usize;
+        let first = scale(signature, self.regular_count);
+        // A step of 1..count leads to any bucket but the first.
+        let step = 1 + scale(signature.wrapping_mul(MULTIPLIER), self.regular_count - 1);
+        let second = first + step;
+        [
+            first,
+            if second < self.regular_count {
+                second
+            } else {
+                second - self.regular_count
+            },
+        ]
+    }
+
+    #[inline]
+    fn place(&self, slot: Slot) -> (&Bucket, usize) {
+        let slot = slot.0 as usize;
+        (
+            &self.buckets[slot / SLOTS_PER_BUCKET],
+            slot % SLOTS_PER_BUCKET,
+        )
+    }
+
+    // The extra buckets.
+
+    /// The number of `slot` among the extra slots, if it is one.
+    #[inline]
+    fn extra_index(&self, slot: Slot) -> Option<u32> {
+        slot.0
+            .checked_sub((self.regular_count * SLOTS_PER_BUCKET) as u32)
+    }
+
+    /// False only if `signature` is in none of the extra buckets.
+    #[inline]
+    fn may_be_extra(&self, signature: u32) -> bool {
+        // Relaxed, here and below: both are stored before the entry's signature. Whoever must
+        // see the entry, because its insertion happened before, sees them as well.
+        if self.extra_used.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let (word, bit) = self.filter_bit(signature);
+        word.load(Ordering::Relaxed) & bit != 0
+    }
+
+    /// The extra buckets that have entries or had some.
+    #[inline]
+    fn extra_in_use(&self) -> std::ops::Range<usize> {
+        let used = self.extra_used.load(Ordering::Relaxed) as usize;
+        self.regular_count..self.regular_count + used.div_ceil(SLOTS_PER_BUCKET)
+    }
+
+    /// The bit of the bitmap that stands for `signature`.
+    #[inline]
+    fn filter_bit(&self, signature: u32) -> (&AtomicU64, u64) {
+        // Not the bits that choose the buckets: what meets here came from the same buckets.
+        let hash = signature.wrapping_mul(0x85eb_ca6b);
+        let hash = hash ^ (hash >> 15);
+        let word = (u64::from(hash) * self.extra_filter.len() as u64) >> 32;
+        (&self.extra_filter[word as usize], 1 << (hash % 64))
+    }
+
+    #[cold]
+    fn vacant_extra(&self) -> Option<Slot> {
+        let base = self.regular_count * SLOTS_PER_BUCKET;
+        let used = self.extra_used.load(Ordering::Relaxed) as usize;
+        // All extra slots in use are taken, unless entries were removed.
+        if self.counts.extra_entries.load(Ordering::Relaxed) as usize == used {
+            return (base + used < self.buckets.len() * SLOTS_PER_BUCKET)
+                .then(|| Slot((base + used) as u32));
+        }
+        self.extra_in_use().find_map(|bucket| {
+            let lane = Lanes(self.buckets[bucket].lanes_of(0)).next()?;
+            Some(Slot::new(bucket, lane))
+        })
+    }
+
+    /// Lets readers find the entry that is about to be stored in an extra slot.
+    #[cold]
+    fn note_extra(&self, index: u32, signature: u32) {
+        let (word, bit) = self.filter_bit(signature);
+        // Relaxed: the release store of the signature comes after these. No read-modify-write:
+        // there is one writer.
+        word.store(word.load(Ordering::Relaxed) | bit, Ordering::Relaxed);
+        if index >= self.extra_used.load(Ordering::Relaxed) {
+            self.extra_used.store(index + 1, Ordering::Relaxed);
+        }
+        add(&self.counts.extra_entries, 1);
+    }
+
+    /// Takes empty slots off the end of those in use.
+    #[cold]
+    fn forget_extra(&self) {
+        add(&self.counts.extra_entries, u32::MAX); // minus one
+        let base = (self.regular_count * SLOTS_PER_BUCKET) as u32;
+        let mut used = self.extra_used.load(Ordering::Relaxed);
+        while used > 0 {
+            let (bucket, lane) = self.place(Slot(base + used - 1));
+            if bucket.signatures[lane].load(Ordering::Relaxed) != 0 {
+                break;
+            }
+            used -= 1;
+        }
+        self.extra_used.store(used, Ordering::Relaxed);
+    }
+}
+
+impl Bucket {
+    fn empty() -> Bucket {
+        Bucket {
+            signatures: std::array::from_fn(|_| AtomicU32::new(0)),
+            slices: std::array::from_fn(|_| AtomicU32::new(0)),
+            offsets: std::array::from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+
+    /// The lanes with this signature, one bit each; those of 0 are empty.
+    #[inline]
+    fn lanes_of(&self, signature: u32) -> u32 {
+        let mut lanes = 0;
+        for (lane, stored) in self.signatures.iter().enumerate() {
+            // Acquire: the offset loaded next is then that of the signature, or newer.
+            lanes |= u32::from(stored.load(Ordering::Acquire) == signature) << lane;
+        }
+        lanes
+    }
+
+    #[inline]
+    fn offset(&self, lane: usize) -> u64 {
+        // Acquire: the record is whole, whoever's it is.
+        self.offsets[lane].load(Ordering::Acquire)
+    }
+}
+
+impl Slot {
+    #[inline]
+    fn new(bucket: usize, lane: usize) -> Slot {
+        Slot((bucket * SLOTS_PER_BUCKET + lane) as u32)
+    }
+}
+
+/// The lanes of a bucket whose bits are set.
+struct Lanes(u32);
+
+impl Iterator for Lanes {
+    type Item = usize;
+
+    #[inline]
+    fn next(&mut self) -> Option<usize> {
+        let lane = (self.0 != 0).then(|| self.0.trailing_zeros() as usize % SLOTS_PER_BUCKET)?;
+        self.0 &= self.0 - 1;
+        Some(lane)
+    }
+}
+
+/// Adds to a counter that only the writer changes, so without a read-modify-write.
+#[inline]
+fn add(counter: &AtomicU32, change: u32) {
+    counter.store(
+        counter.load(Ordering::Relaxed).wrapping_add(change),
+        Ordering::Relaxed,
+    );
+}
+
+mod prefetch {
+    /// Asks for the cache line at `target`, soon to be read.
+    #[inline]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    pub(super) fn read<T>(target: &T) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch is a hint that reads nothing and faults nowhere, and every x86-64
+        // processor has the instruction.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(target).cast()) }
+    }
+
+    #[inline]
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    pub(super) fn read<T>(_target: &T) {}
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests;
+#[cfg(all(test, not(loom)))]
+mod tests;

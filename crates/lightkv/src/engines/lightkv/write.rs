@@ -1,0 +1,483 @@
+//! The life of a put: `docs/internals/put.md`.
+//!
+//! ```text
+//! route -> lock the partition -> room -> announce -> number (and journal) -> record -> fence -> index
+//! ```
+//!
+//! INVARIANTS. (1) A record is durable before an index leads to it, so nobody reads what a crash could
+//! take back. (2) Everything that can fail or wait happens before the announcement; only the journal
+//! can still fail after it, and then nothing was stored. (3) Numbers are drawn under the partition's lock,
+//! so within a partition they ascend in the order of the records.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use lightkv_journal::JournalPosition;
+use lightkv_table::EntryKind;
+use parking_lot::MutexGuard;
+
+use super::buffer::RunHandle;
+use super::journal_entry_layout::encode_head;
+use super::partition::{Partition, Writer};
+use super::record_layout::{BatchMembership, RecordFields, record_len};
+use super::room::Room;
+use super::store::Store;
+use super::table_set::value_path;
+use super::top_leaf::{Lookup, key_slice};
+use super::value_file;
+use crate::db::batch_limit_bytes;
+use crate::{Error, Result, WriteBatch, WriteOptions};
+
+/// An operation with what was derived from it once.
+#[derive(Debug)]
+struct Prepared<'a> {
+    kind: EntryKind,
+    signature: u32,
+    key: &'a [u8],
+    value: std::borrow::Cow<'a, [u8]>,
+}
+
+/// How an attempt at a batch ended.
+#[derive(Debug)]
+enum Attempt {
+    /// Written; the journal position after it.
+    Done(JournalPosition),
+    /// A partition was replaced: route again.
+    Replaced,
+    /// The buffer is full: wait for a flush.
+    Exhausted,
+}
+
+impl Prepared<'_> {
+    fn record_len(&self, in_batch: bool) -> u64 {
+        record_len(self.key.len(), self.value.len(), in_batch)
+    }
+}
+
+impl Store {
+    /// Puts or deletes one key.
+    pub(crate) fn write_one(
+        &self,
+        key: &[u8],
+        value: Option<&[u8]>,
+        options: WriteOptions,
+    ) -> Result<()> {
+        self.health.check()?;
+        self.check_sync(options)?;
+        if value.is_some_and(|value| value.len() >= self.sizes.large_value_bytes) {
+            let operation = self.prepare(key, value, options.sync)?;
+            return self.write_prepared(&operation, options);
+        }
+        let kind = if value.is_some() { EntryKind::Put } else { EntryKind::Delete };
+        let (_, signature) = self.hash(key);
+        let operation = Prepared { kind, signature, key, value: value.unwrap_or_default().into() };
+        self.write_prepared(&operation, options)
+    }
+
+    fn write_prepared(&self, operation: &Prepared<'_>, options: WriteOptions) -> Result<()> {
+        let record_bytes = operation.record_len(false);
+        self.pacing.admit(record_bytes, self.buffer.used_bytes(), &self.counters);
+        let mut waiting: Option<Instant> = None;
+        let end = loop {
+            let guard = crossbeam_epoch::pin();
+            let partition = self.route(operation.key, &guard);
+            let mut writer = partition.lock();
+            if writer.dead {
+                continue;
+            }
+            match self.make_room(partition, &mut writer, operation, record_bytes, &guard)? {
+                Room::Ready => break self.append(operation, record_bytes, &mut writer)?,
+                Room::Replaced => {}
+                Room::Exhausted => {
+                    drop(writer);
+                    drop(guard);
+                    self.wait_for_room(&mut waiting)?;
+                }
+            }
+        };
+        if let Some(since) = waiting {
+            self.counters.stalled(since.elapsed());
+        }
+        self.counters.put(1);
+        if options.sync { self.sync_through(end) } else { Ok(()) }
+    }
+
+    /// Room in leaf and segment for one operation.
+    #[inline]
+    fn make_room(
+        &self,
+        partition: &Arc<Partition>,
+        writer: &mut Writer,
+        operation: &Prepared<'_>,
+        record_bytes: u64,
+        guard: &crossbeam_epoch::Guard,
+    ) -> Result<Room> {
+        if writer.top.segment.bytes() > self.sizes.split_bytes
+            || writer.top.index.len() >= self.sizes.leaf_entries_max
+        {
+            if self.relieve(partition, writer, guard) {
+                return Ok(Room::Replaced);
+            }
+        }
+        if !writer.top.shares_prefix(operation.key) {
+            self.rebase(partition, writer, operation.key, guard);
+        }
+        self.reserve(writer, record_bytes)
+    }
+
+    /// Stores and indexes one record; returns the journal position after it. There is room for it.
+    #[inline]
+    fn append(
+        &self,
+        operation: &Prepared<'_>,
+        record_bytes: u64,
+        writer: &mut MutexGuard<'_, Writer>,
+    ) -> Result<JournalPosition> {
+        let mut lookup = self.look_up(&writer.top, operation.key, operation.signature);
+        if let Lookup::Full = lookup {
+            lookup = self.look_up_growing(operation, writer);
+        }
+        let previous = match lookup {
+            Lookup::Found { offset, .. } => offset,
+            _ => 0,
+        };
+        let announcement = self.in_flight.announce(&self.last_sequence);
+        let (sequence, start, end) = match self.journal.get() {
+            None => {
+                // SeqCst: see `in_flight`.
+                let sequence = self.last_sequence.fetch_add(1, Ordering::SeqCst) + 1;
+                (sequence, u64::MAX, JournalPosition::from_u64(0))
+            }
+            Some(journal) => {
+                let head = encode_head(
+                    operation.kind,
+                    operation.signature,
+                    operation.key.len(),
+                    operation.value.len(),
+                );
+                let appended = journal
+                    .append(&[&head, operation.key, &operation.value], 1, || {
+                        self.last_sequence.fetch_add(1, Ordering::SeqCst) + 1
+                    })
+                    .map_err(|error| self.journal_failed(error))?;
+                (appended.first_sequence, appended.position.to_u64(), appended.end)
+            }
+        };
+        let fields = RecordFields {
+            kind: operation.kind,
+            sequence,
+            previous,
+            signature: operation.signature,
+            batch: None,
+            key: operation.key,
+            value: &operation.value,
+        };
+        let offset = writer.cursor;
+        let run = writer.run.as_ref().expect("room was reserved");
+        self.buffer.store(run, offset, &fields);
+        // Invariant 1. The one fence of a put: it also makes a run's allocation durable.
+        self.buffer.fence();
+        self.index(writer, operation, offset, lookup);
+        run.commit(offset + record_bytes);
+        writer.top.segment.note(record_bytes, sequence, start);
+        writer.cursor = offset + record_bytes;
+        drop(announcement);
+        Ok(end)
+    }
+
+    #[inline]
+    fn look_up(&self, leaf: &super::partition::Leaf, key: &[u8], signature: u32) -> Lookup {
+        leaf.index.lookup(signature, |offset| {
+            // SAFETY: the lock's holder keeps the leaf, which keeps its records.
+            let same = unsafe { self.buffer.has_key(offset, key) };
+            if !same {
+                self.counters.false_match();
+            }
+            same
+        })
+    }
+
+    /// Grows the hash table until it has a slot for the operation.
+    #[cold]
+    fn look_up_growing(
+        &self,
+        operation: &Prepared<'_>,
+        writer: &mut MutexGuard<'_, Writer>,
+    ) -> Lookup {
+        loop {
+            let guard = crossbeam_epoch::pin();
+            let partition = self.route(operation.key, &guard);
+            self.grow_index(partition, writer, &guard);
+            match self.look_up(&writer.top, operation.key, operation.signature) {
+                Lookup::Full => {}
+                lookup => return lookup,
+            }
+        }
+    }
+
+    /// Publishes a durable record.
+    ///
+    /// A tombstone with nothing older below it needs no slot, and frees the one its key had (the paper's
+    /// slot reuse): a reader that misses the key concludes the same as one that meets the tombstone.
+    /// Not while a moment is held, whose reader finds its version through the slot. The number was
+    /// drawn before we look: see `Snapshots::none`.
+    #[inline]
+    fn index(&self, writer: &Writer, operation: &Prepared<'_>, offset: u64, lookup: Lookup) {
+        let index = &writer.top.index;
+        if operation.kind == EntryKind::Delete && writer.bottom && self.snapshots.none() {
+            if let Lookup::Found { slot, .. } = lookup {
+                index.remove(slot);
+            }
+            return;
+        }
+        match lookup {
+            Lookup::Found { slot, .. } => index.update(slot, offset),
+            Lookup::Vacant(slot) => {
+                let slice = key_slice(operation.key, index.slice_base_bytes());
+                index.insert(slot, operation.signature, slice, offset);
+            }
+            Lookup::Full => unreachable!("a slot was found before the record was stored"),
+        }
+    }
+
+    /// Applies a batch.
+    pub(crate) fn write_batch(&self, batch: &WriteBatch, options: WriteOptions) -> Result<()> {
+        self.health.check()?;
+        self.check_sync(options)?;
+        let operations = self.prepare_batch(batch, options.sync)?;
+        let [first, ..] = &operations[..] else { return Ok(()) };
+        if operations.len() == 1 {
+            return self.write_prepared(first, options);
+        }
+        let bytes: u64 = operations.iter().map(|operation| operation.record_len(true)).sum();
+        let limit = batch_limit_bytes(self.buffer.limit_bytes());
+        if bytes as usize > limit {
+            return Err(Error::BatchTooLarge { len_bytes: bytes as usize, limit_bytes: limit });
+        }
+        self.pacing.admit(bytes, self.buffer.used_bytes(), &self.counters);
+        let mut waiting: Option<Instant> = None;
+        let end = loop {
+            match self.try_write_batch(&operations)? {
+                Attempt::Done(end) => break end,
+                Attempt::Replaced => {}
+                Attempt::Exhausted => self.wait_for_room(&mut waiting)?,
+            }
+        };
+        if let Some(since) = waiting {
+            self.counters.stalled(since.elapsed());
+        }
+        self.counters.put(operations.len() as u64);
+        if options.sync { self.sync_through(end) } else { Ok(()) }
+    }
+
+    /// One attempt at a batch.
+    fn try_write_batch(&self, operations: &[Prepared<'_>]) -> Result<Attempt> {
+        let guard = crossbeam_epoch::pin();
+        // Locks are taken in the order of the partitions' ranges, so batches cannot wait in a circle.
+        let mut partitions: Vec<&Arc<Partition>> =
+            operations.iter().map(|operation| self.route(operation.key, &guard)).collect();
+        let owner_of: Vec<*const Partition> =
+            partitions.iter().map(|partition| Arc::as_ptr(partition)).collect();
+        partitions.sort_unstable_by(|a, b| a.lower.cmp(&b.lower));
+        partitions.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        let mut writers: Vec<MutexGuard<'_, Writer>> = Vec::with_capacity(partitions.len());
+        for partition in &partitions {
+            let writer = partition.lock();
+            if writer.dead {
+                return Ok(Attempt::Replaced);
+            }
+            writers.push(writer);
+        }
+        let slot_of: HashMap<*const Partition, usize> =
+            partitions.iter().enumerate().map(|(at, p)| (Arc::as_ptr(p), at)).collect();
+        let owner_of: Vec<usize> = owner_of.into_iter().map(|owner| slot_of[&owner]).collect();
+        for (partition, writer) in partitions.iter().zip(&mut writers) {
+            if self.relieve(partition, writer, &guard) {
+                return Ok(Attempt::Replaced);
+            }
+        }
+        let Some(places) = self.place_batch(operations, &owner_of, &mut writers)? else {
+            return Ok(Attempt::Exhausted);
+        };
+        for (operation, &owner) in operations.iter().zip(&owner_of) {
+            if !writers[owner].top.shares_prefix(operation.key) {
+                self.rebase(partitions[owner], &mut writers[owner], operation.key, &guard);
+            }
+        }
+        self.append_batch(operations, &owner_of, &places, &mut writers).map(Attempt::Done)
+    }
+
+    /// Decides where each record of a batch goes, reserving new runs; enters none before all are there.
+    fn place_batch(
+        &self,
+        operations: &[Prepared<'_>],
+        owner_of: &[usize],
+        writers: &mut [MutexGuard<'_, Writer>],
+    ) -> Result<Option<Vec<(Arc<RunHandle>, u64)>>> {
+        let mut at: Vec<(Option<Arc<RunHandle>>, u64)> =
+            writers.iter().map(|writer| (writer.run.clone(), writer.cursor)).collect();
+        let mut fresh = Vec::new();
+        let mut places = Vec::with_capacity(operations.len());
+        for (operation, &owner) in operations.iter().zip(owner_of) {
+            let bytes = operation.record_len(true);
+            let (run, cursor) = &mut at[owner];
+            if run.as_ref().is_none_or(|run| *cursor + bytes > run.end()) {
+                let Some(next) = self.buffer.allocate(bytes)? else {
+                    self.background.wake_if(true);
+                    return Ok(None);
+                };
+                *cursor = next.start();
+                fresh.push((owner, next.clone()));
+                *run = Some(next);
+            }
+            let run = run.clone().expect("set above");
+            places.push((run, *cursor));
+            *cursor += bytes;
+        }
+        for (owner, run) in fresh {
+            self.enter_run(&mut writers[owner], run);
+        }
+        self.background.wake_if(self.buffer.used_bytes() > self.sizes.flush_mark_bytes);
+        Ok(Some(places))
+    }
+
+    /// Stores all records, fences once, then indexes all. There is room for everything.
+    fn append_batch(
+        &self,
+        operations: &[Prepared<'_>],
+        owner_of: &[usize],
+        places: &[(Arc<RunHandle>, u64)],
+        writers: &mut [MutexGuard<'_, Writer>],
+    ) -> Result<JournalPosition> {
+        let heads: Vec<_> = operations
+            .iter()
+            .map(|op| encode_head(op.kind, op.signature, op.key.len(), op.value.len()))
+            .collect();
+        let count = operations.len() as u64;
+        let announcement = self.in_flight.announce(&self.last_sequence);
+        let draw = || self.last_sequence.fetch_add(count, Ordering::SeqCst) + 1;
+        let (first_sequence, start, end) = match self.journal.get() {
+            None => (draw(), u64::MAX, JournalPosition::from_u64(0)),
+            Some(journal) => {
+                let parts: Vec<&[u8]> = operations
+                    .iter()
+                    .zip(&heads)
+                    .flat_map(|(op, head)| [&head[..], op.key, &op.value])
+                    .collect();
+                let appended = journal
+                    .append(&parts, count as u32, draw)
+                    .map_err(|error| self.journal_failed(error))?;
+                (appended.first_sequence, appended.position.to_u64(), appended.end)
+            }
+        };
+        let batch = BatchMembership { first_sequence, count: count as u32 };
+        for (at, operation) in operations.iter().enumerate() {
+            let leaf = &writers[owner_of[at]].top;
+            let previous = match self.look_up(leaf, operation.key, operation.signature) {
+                Lookup::Found { offset, .. } => offset,
+                _ => 0,
+            };
+            let fields = RecordFields {
+                kind: operation.kind,
+                sequence: first_sequence + at as u64,
+                previous,
+                signature: operation.signature,
+                batch: Some(batch),
+                key: operation.key,
+                value: &operation.value,
+            };
+            let (run, offset) = &places[at];
+            self.buffer.store(run, *offset, &fields);
+        }
+        // Invariant 1, for all records of the batch at once.
+        self.buffer.fence();
+        for (at, operation) in operations.iter().enumerate() {
+            let writer = &mut writers[owner_of[at]];
+            let (run, offset) = &places[at];
+            let mut lookup = self.look_up(&writer.top, operation.key, operation.signature);
+            if let Lookup::Full = lookup {
+                lookup = self.look_up_growing(operation, writer);
+            }
+            self.index(writer, operation, *offset, lookup);
+            let bytes = operation.record_len(true);
+            run.commit(offset + bytes);
+            writer.top.segment.note(bytes, first_sequence + at as u64, start);
+            writer.cursor = offset + bytes;
+            writer.run = Some(run.clone());
+        }
+        drop(announcement);
+        Ok(end)
+    }
+
+    /// Hashes an operation; a large value goes to a file of its own first.
+    fn prepare<'a>(
+        &self,
+        key: &'a [u8],
+        value: Option<&'a [u8]>,
+        sync: bool,
+    ) -> Result<Prepared<'a>> {
+        let (_, signature) = self.hash(key);
+        let (kind, value) = match value {
+            None => (EntryKind::Delete, Vec::new().into()),
+            Some(value) if value.len() >= self.sizes.large_value_bytes => {
+                (EntryKind::LargeValue, self.write_value_file(value, sync)?.into())
+            }
+            Some(value) => (EntryKind::Put, value.into()),
+        };
+        Ok(Prepared { kind, signature, key, value })
+    }
+
+    /// Of several operations on one key only the last counts, so only it is written.
+    fn prepare_batch<'a>(&self, batch: &'a WriteBatch, sync: bool) -> Result<Vec<Prepared<'a>>> {
+        let operations = batch.operations();
+        let mut last: HashMap<&[u8], usize> = HashMap::with_capacity(operations.len());
+        for (at, operation) in operations.iter().enumerate() {
+            last.insert(&operation.key, at);
+        }
+        operations
+            .iter()
+            .enumerate()
+            .filter(|(at, operation)| last[&*operation.key] == *at)
+            .map(|(_, operation)| self.prepare(&operation.key, operation.value.as_deref(), sync))
+            .collect()
+    }
+
+    /// Writes a value to a file of its own and returns the reference that stands for it. A file whose
+    /// record is never written is removed at the next open.
+    fn write_value_file(&self, value: &[u8], sync: bool) -> Result<Vec<u8>> {
+        let number = self.new_file_number();
+        let path = value_path(&self.directory, number);
+        // Where an acknowledged write survives power loss, the file must be there before its record is.
+        let sync = sync || self.acknowledged_survives_power_loss();
+        let reference = value_file::write(
+            self.vfs.as_ref(),
+            &path,
+            self.tables.store_identity,
+            number,
+            value,
+            sync,
+        )?;
+        self.counters.value_bytes_written.fetch_add(value.len() as u64, Ordering::Relaxed);
+        if !sync {
+            self.unsynced_values.lock().push(path);
+        }
+        Ok(reference.encode().to_vec())
+    }
+
+    fn journal_failed(&self, error: lightkv_journal::JournalError) -> Error {
+        let error = Error::from(error);
+        if !matches!(error, Error::NoSpace { .. } | Error::BatchTooLarge { .. }) {
+            self.health.poison(&error);
+        }
+        error
+    }
+
+    /// Waits a moment for flushes to free space; an error if they cannot.
+    fn wait_for_room(&self, waiting: &mut Option<Instant>) -> Result<()> {
+        waiting.get_or_insert_with(Instant::now);
+        self.health.check()?;
+        self.background.wait_for_room()
+    }
+}

@@ -1,0 +1,3 @@
+//! The storage engines, each the system of one paper, behind one trait.
+
+pub(crate) mod lightkv;

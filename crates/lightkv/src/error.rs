@@ -1,0 +1,207 @@
+//! Everything that can go wrong, with what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong. Panics are for bugs of this crate; whatever a disk, a file, a user or another
+/// process can cause is one of these.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused an operation on a file.
+    #[error("{}: cannot {operation}: {source}", path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// What was attempted, as a verb.
+        operation: &'static str,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// The disk, the quota or the pool is full. Reads go on; writes work again when space returns,
+    /// without a reopen.
+    #[error("{}: no space left; free some, writes will resume by themselves", path.display())]
+    NoSpace {
+        /// The file or directory that could not grow.
+        path: PathBuf,
+    },
+    /// Stored bytes are not what was written. Other keys stay readable.
+    #[error("{}: damaged at offset {offset}: {message}; restore this file from a checkpoint or a backup", file.display())]
+    Corruption {
+        /// The damaged file.
+        file: PathBuf,
+        /// Where in the file, in bytes.
+        offset: u64,
+        /// What is wrong there.
+        message: String,
+    },
+    /// Another handle, in this process or in another one, has the store open.
+    #[error("{}: the store is open in another process or handle; close it there first", path.display())]
+    Locked {
+        /// The store's directory.
+        path: PathBuf,
+    },
+    /// The directory or file belongs to something else; nothing in it was changed.
+    #[error("{}: not part of this LightKV store: {message}", path.display())]
+    Foreign {
+        /// The file or directory.
+        path: PathBuf,
+        /// What was found.
+        message: String,
+    },
+    /// A newer release wrote this file; nothing was changed.
+    #[error("{}: format version {found} is newer than {supported}, the newest this release reads; use a newer release", file.display())]
+    NewerVersion {
+        /// The file.
+        file: PathBuf,
+        /// Its format version.
+        found: u32,
+        /// The newest version that this release reads.
+        supported: u32,
+    },
+    /// The store was created by another engine.
+    #[error("{}: created by engine {stored}, opened as {requested}; choose the engine that created it, or export and import", path.display())]
+    EngineMismatch {
+        /// The store's directory.
+        path: PathBuf,
+        /// The engine that created it.
+        stored: &'static str,
+        /// The engine that was asked for.
+        requested: &'static str,
+    },
+    /// There is no store, and [`crate::Options::create_if_missing`] is off.
+    #[error("{}: there is no store here", path.display())]
+    Missing {
+        /// The directory that was looked at.
+        path: PathBuf,
+    },
+    /// A key is longer than [`crate::KEY_LEN_MAX_BYTES`].
+    #[error("the key has {len_bytes} bytes, the longest allowed has {limit_bytes}")]
+    KeyTooLarge {
+        /// Its length in bytes.
+        len_bytes: usize,
+        /// The limit in bytes.
+        limit_bytes: usize,
+    },
+    /// A value is longer than [`crate::VALUE_LEN_MAX_BYTES`].
+    #[error("the value has {len_bytes} bytes, the longest allowed has {limit_bytes}")]
+    ValueTooLarge {
+        /// Its length in bytes.
+        len_bytes: usize,
+        /// The limit in bytes.
+        limit_bytes: usize,
+    },
+    /// A batch is larger than [`crate::BATCH_LEN_MAX_BYTES`] or than half of the write buffer.
+    #[error("the batch has {len_bytes} bytes, the largest allowed here has {limit_bytes}; split it, or raise the memory budget")]
+    BatchTooLarge {
+        /// Its length in bytes.
+        len_bytes: usize,
+        /// The limit in bytes.
+        limit_bytes: usize,
+    },
+    /// An option has a value that cannot work.
+    #[error("option {option}: {message}")]
+    InvalidOption {
+        /// Name of the option.
+        option: &'static str,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The medium cannot survive power loss (tmpfs), so a sync would be a lie.
+    #[error("{}: this medium does not survive power loss, so sync is refused", path.display())]
+    SyncUnsupported {
+        /// Where fresh data lives.
+        path: PathBuf,
+    },
+    /// An earlier write or sync failed, so no later write may be acknowledged. Reads go on. Reopen
+    /// the store after mending the cause.
+    #[error("the store takes no writes since an earlier failure ({reason}); mend the cause and reopen it")]
+    Poisoned {
+        /// The first failure.
+        reason: String,
+    },
+    /// The store was closed through another handle.
+    #[error("the store was closed")]
+    Closed,
+}
+
+/// An operating-system error with its place; a lack of space gets its own kind.
+pub(crate) fn io(
+    path: impl Into<PathBuf>,
+    operation: &'static str,
+    source: io::Error,
+) -> Error {
+    let path = path.into();
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+            Error::NoSpace { path }
+        }
+        _ => Error::Io { path, operation, source },
+    }
+}
+
+impl From<lightkv_pmem::PmemError> for Error {
+    fn from(error: lightkv_pmem::PmemError) -> Self {
+        use lightkv_pmem::PmemError as E;
+        match error {
+            E::Io { path, operation, source } => Self::Io { path, operation, source },
+            E::NoSpace { path, .. } => Self::NoSpace { path },
+            E::Corruption { file, offset, message } => Self::Corruption { file, offset, message },
+            E::Foreign { file } => {
+                Self::Foreign { path: file, message: "it is not an extent of a pool".into() }
+            }
+            E::NewerVersion { file, found, supported } => {
+                Self::NewerVersion { file, found, supported }
+            }
+            E::Mismatch { file, message } => Self::Foreign { path: file, message },
+            E::SyncUnsupported { path } => Self::SyncUnsupported { path },
+            E::InvalidOptions { message } => Self::InvalidOption { option: "pmem_path", message },
+            other => Self::Poisoned { reason: other.to_string() },
+        }
+    }
+}
+
+impl From<lightkv_journal::JournalError> for Error {
+    fn from(error: lightkv_journal::JournalError) -> Self {
+        use lightkv_journal::JournalError as E;
+        match error {
+            E::Io { path, operation, source } => Self::Io { path, operation, source },
+            E::NoSpace { path, .. } => Self::NoSpace { path },
+            E::Corruption { path, offset, message } => {
+                Self::Corruption { file: path, offset, message }
+            }
+            E::NewerVersion { path, found, supported } => {
+                Self::NewerVersion { file: path, found, supported }
+            }
+            E::Foreign { path, .. } => {
+                Self::Foreign { path, message: "it is the journal of another store".into() }
+            }
+            E::EntryTooLarge { len_bytes, limit_bytes } => Self::BatchTooLarge {
+                len_bytes: len_bytes as usize,
+                limit_bytes: limit_bytes as usize,
+            },
+            other => Self::Poisoned { reason: other.to_string() },
+        }
+    }
+}
+
+impl From<lightkv_table::TableError> for Error {
+    fn from(error: lightkv_table::TableError) -> Self {
+        use lightkv_table::TableError as E;
+        match error {
+            E::Io { path, operation, source, .. } => Self::Io { path, operation, source },
+            E::NoSpace { path } => Self::NoSpace { path },
+            E::Corruption { file, offset, message } => Self::Corruption { file, offset, message },
+            E::Foreign { file } => {
+                Self::Foreign { path: file, message: "it is not a table of this store".into() }
+            }
+            E::NewerVersion { file, found, supported } => {
+                Self::NewerVersion { file, found, supported }
+            }
+            other => Self::Poisoned { reason: other.to_string() },
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! The few things that can be chosen. Each has a default that needs no thought.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use lightkv_vfs::{RealVfs, Vfs};
+
+use crate::{Db, Error, Result};
+
+/// Which storage engine holds the data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EngineKind {
+    /// Write buffer in memory or persistent memory, sorted tables on SSD (LightKV, MSST'20).
+    #[default]
+    LightKv,
+}
+
+impl EngineKind {
+    /// The name, as in `--engine` of the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LightKv => "lightkv",
+        }
+    }
+
+    /// The number stored in pools and manifests.
+    pub(crate) fn code(self) -> u32 {
+        match self {
+            Self::LightKv => 1,
+        }
+    }
+}
+
+impl std::str::FromStr for EngineKind {
+    type Err = String;
+
+    fn from_str(name: &str) -> std::result::Result<Self, String> {
+        match name {
+            "lightkv" => Ok(Self::LightKv),
+            _ => Err(format!("no engine is called {name:?}; there is: lightkv")),
+        }
+    }
+}
+
+/// How blocks of sorted tables are compressed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Compression {
+    /// Stored as they are: the least processor time.
+    #[default]
+    None,
+    /// LZ4, where it saves at least an eighth of a block.
+    Lz4,
+}
+
+/// How a store is opened. `Options::new().open(directory)` is a good start for any laptop.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub(crate) engine: EngineKind,
+    pub(crate) pmem_path: Option<PathBuf>,
+    pub(crate) memory_budget_bytes: u64,
+    pub(crate) compression: Compression,
+    pub(crate) create_if_missing: bool,
+    pub(crate) background_threads: usize,
+    pub(crate) compaction_size: usize,
+    pub(crate) max_open_files: usize,
+    pub(crate) tuning: Tuning,
+    pub(crate) vfs: Arc<dyn Vfs>,
+    pub(crate) pool_medium: PoolMedium,
+}
+
+/// Inner sizes that tests shrink so that small data meets every mechanism. Not part of the stable API.
+#[doc(hidden)]
+#[derive(Clone, Debug, Default)]
+pub struct Tuning {
+    /// Bytes of the write buffer; default: a share of the memory budget.
+    pub buffer_bytes: Option<u64>,
+    /// Bytes a partition may buffer before it splits or is frozen.
+    pub segment_bytes: Option<u64>,
+    /// Entries a top leaf may hold before it splits or is frozen.
+    pub leaf_entries: Option<usize>,
+    /// Leaves of the prefix tree beyond which full leaves are linked instead of split.
+    pub max_leaf_nodes: Option<usize>,
+    /// Fewest byte values a leaf may map after a normal split (the paper's `T_normal`).
+    pub normal_split_values_min: Option<u32>,
+    /// Unit in which write-buffer space is handed to partitions, in bytes.
+    pub chunk_bytes: Option<u32>,
+    /// Bytes of one journal file.
+    pub journal_file_bytes: Option<u64>,
+    /// Target bytes of a table block.
+    pub block_bytes: Option<usize>,
+    /// Values from this length on are stored in files of their own.
+    pub large_value_bytes: Option<usize>,
+    /// Most bytes of one table that a flush or compaction writes before it starts the next.
+    pub table_bytes: Option<u64>,
+}
+
+/// What stands in for persistent memory when a pool is asked for. Not part of the stable API.
+#[doc(hidden)]
+#[derive(Clone, Debug, Default)]
+pub enum PoolMedium {
+    /// Files in `pmem_path`, as DAX where the file system has it.
+    #[default]
+    Files,
+    /// Memory with crash simulation; `pmem_path` only switches the pool on.
+    Emulated(lightkv_pmem::EmulatedMedium),
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Options {
+    /// The defaults: engine `lightkv`, no persistent memory (a journal in the store's directory), a
+    /// memory budget of 1 GiB, no compression, two background threads.
+    pub fn new() -> Self {
+        Self {
+            engine: EngineKind::default(),
+            pmem_path: None,
+            memory_budget_bytes: 1 << 30,
+            compression: Compression::default(),
+            create_if_missing: true,
+            background_threads: 2,
+            compaction_size: 4,
+            max_open_files: 512,
+            tuning: Tuning::default(),
+            vfs: Arc::new(RealVfs),
+            pool_medium: PoolMedium::default(),
+        }
+    }
+
+    /// The storage engine. A store keeps the engine that created it.
+    pub fn engine(mut self, engine: EngineKind) -> Self {
+        self.engine = engine;
+        self
+    }
+
+    /// A directory for the pool's files, on a DAX file system (or on tmpfs, or any other, standing in
+    /// for it). Fresh data then lives there and no journal is written. Default: none. A store that was
+    /// created with a pool needs it at every open.
+    pub fn pmem_path(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.pmem_path = Some(directory.into());
+        self
+    }
+
+    /// The ONE cap on memory, in bytes: write buffer, indexes, caches, all of it. At least 16 MiB;
+    /// default 1 GiB. Mapped journal files and pool files are counted, the operating system's page cache
+    /// of tables is not.
+    pub fn memory_budget(mut self, bytes: u64) -> Self {
+        self.memory_budget_bytes = bytes;
+        self
+    }
+
+    /// Compression of table blocks; default none. May change between opens.
+    pub fn compression(mut self, compression: Compression) -> Self {
+        self.compression = compression;
+        self
+    }
+
+    /// Whether a missing store is created; default true.
+    pub fn create_if_missing(mut self, create: bool) -> Self {
+        self.create_if_missing = create;
+        self
+    }
+
+    /// Threads for flush and compaction, 1 to 64; default 2.
+    pub fn background_threads(mut self, threads: usize) -> Self {
+        self.background_threads = threads;
+        self
+    }
+
+    /// Tables of equal weight that one compaction merges (the paper's `CS`), 2 to 64; default 4. More
+    /// writes less and scans slower.
+    pub fn compaction_size(mut self, tables: usize) -> Self {
+        self.compaction_size = tables;
+        self
+    }
+
+    /// Table files kept open at once; default 512, so that the usual limit of 1,024 a process suffices.
+    pub fn max_open_files(mut self, files: usize) -> Self {
+        self.max_open_files = files;
+        self
+    }
+
+    /// The file system; for tests. Not part of the stable API.
+    #[doc(hidden)]
+    pub fn vfs(mut self, vfs: Arc<dyn Vfs>) -> Self {
+        self.vfs = vfs;
+        self
+    }
+
+    /// What stands in for persistent memory; for tests. Not part of the stable API.
+    #[doc(hidden)]
+    pub fn pool_medium(mut self, medium: PoolMedium) -> Self {
+        self.pool_medium = medium;
+        self
+    }
+
+    /// Inner sizes; for tests. Not part of the stable API.
+    #[doc(hidden)]
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = tuning;
+        self
+    }
+
+    /// Opens the store in a directory, recovering it if the last process died.
+    ///
+    /// # Errors
+    /// [`Error::Locked`] if it is open elsewhere, [`Error::Missing`], [`Error::Foreign`],
+    /// [`Error::NewerVersion`], [`Error::EngineMismatch`], [`Error::Corruption`] (nothing is changed then),
+    /// [`Error::InvalidOption`], [`Error::NoSpace`], [`Error::Io`].
+    pub fn open(self, directory: impl AsRef<Path>) -> Result<Db> {
+        self.check()?;
+        match self.engine {
+            EngineKind::LightKv => crate::engines::lightkv::open(directory.as_ref(), self),
+        }
+        .map(Db::from_engine)
+    }
+
+    fn check(&self) -> Result<()> {
+        let invalid =
+            |option, message: String| Err(Error::InvalidOption { option, message });
+        if self.memory_budget_bytes < 16 << 20 {
+            return invalid(
+                "memory_budget",
+                format!("{} bytes are too few, 16 MiB are the least", self.memory_budget_bytes),
+            );
+        }
+        if !(1..=64).contains(&self.background_threads) {
+            return invalid("background_threads", "1 to 64 are possible".into());
+        }
+        if !(2..=64).contains(&self.compaction_size) {
+            return invalid("compaction_size", "2 to 64 are possible".into());
+        }
+        if self.max_open_files < 8 {
+            return invalid("max_open_files", "8 are the least".into());
+        }
+        Ok(())
+    }
+}
+
+/// How one write is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriteOptions {
+    pub(crate) sync: bool,
+}
+
+impl WriteOptions {
+    /// The defaults: no sync.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether the write survives power loss when it returns; default false. Waiting writers share one
+    /// `fdatasync`. On persistent memory every write does already.
+    pub fn sync(mut self, sync: bool) -> Self {
+        self.sync = sync;
+        self
+    }
+}

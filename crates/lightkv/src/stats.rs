@@ -1,0 +1,136 @@
+//! What the store did and what it holds.
+
+/// Counters and levels of an open store; see [`crate::Db::stats`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Totals since the open.
+    pub counters: Counters,
+    /// Present levels.
+    pub levels: Levels,
+}
+
+macro_rules! numbers {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: u64,)*
+        }
+
+        impl $name {
+            /// Every name and number, in a fixed order: for printing and for metrics.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($field), self.$field),)*].into_iter()
+            }
+        }
+    };
+}
+
+numbers! {
+    /// Totals since the open. They only grow.
+    Counters {
+        /// Puts and deletes, those of batches counted one by one.
+        puts,
+        /// Gets that found a value.
+        gets_hit,
+        /// Gets that found none.
+        gets_miss,
+        /// Store fences on the pool.
+        fences,
+        /// Cache lines flushed or streamed to the pool.
+        flushed_lines,
+        /// Bytes stored to the pool.
+        pool_bytes_written,
+        /// Bytes appended to the journal, headers and padding included.
+        journal_bytes_written,
+        /// Bytes written to sorted tables and value files.
+        table_bytes_written,
+        /// Bytes read from sorted tables, those served by the cache not counted.
+        table_bytes_read,
+        /// Reads of sorted tables that the cache did not serve.
+        table_reads,
+        /// Look-ups in persistent leaves.
+        leaf_probes,
+        /// Signature or fingerprint matches whose full key differed.
+        false_matches,
+        /// Splits of leaves, normal and level.
+        splits,
+        /// Frozen leaves written to tables.
+        flushes,
+        /// Merges of tables.
+        compactions,
+        /// Writes that were delayed to let background work keep up.
+        stalls,
+        /// All delays together, in microseconds.
+        stall_us_total,
+        /// The longest delay of one write, in microseconds.
+        stall_us_max,
+    }
+}
+
+impl Counters {
+    /// What happened since an earlier reading. `stall_us_max` is the maximum since the open.
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            puts: self.puts - earlier.puts,
+            gets_hit: self.gets_hit - earlier.gets_hit,
+            gets_miss: self.gets_miss - earlier.gets_miss,
+            fences: self.fences - earlier.fences,
+            flushed_lines: self.flushed_lines - earlier.flushed_lines,
+            pool_bytes_written: self.pool_bytes_written - earlier.pool_bytes_written,
+            journal_bytes_written: self.journal_bytes_written - earlier.journal_bytes_written,
+            table_bytes_written: self.table_bytes_written - earlier.table_bytes_written,
+            table_bytes_read: self.table_bytes_read - earlier.table_bytes_read,
+            table_reads: self.table_reads - earlier.table_reads,
+            leaf_probes: self.leaf_probes - earlier.leaf_probes,
+            false_matches: self.false_matches - earlier.false_matches,
+            splits: self.splits - earlier.splits,
+            flushes: self.flushes - earlier.flushes,
+            compactions: self.compactions - earlier.compactions,
+            stalls: self.stalls - earlier.stalls,
+            stall_us_total: self.stall_us_total - earlier.stall_us_total,
+            stall_us_max: self.stall_us_max,
+        }
+    }
+}
+
+numbers! {
+    /// Present levels.
+    Levels {
+        /// Entries in sorted tables, every version counted.
+        flushed_keys,
+        /// Resident index of sorted tables: persistent leaves and block offsets, in bytes.
+        index_bytes_flushed,
+        /// Prefix tree and top leaves, in bytes.
+        index_bytes_memory,
+        /// Write-buffer space handed to partitions, in bytes.
+        buffer_bytes,
+        /// Cached table blocks, in bytes.
+        cache_bytes,
+        /// Partitions.
+        partitions,
+        /// Sorted tables.
+        tables,
+        /// Bytes of the store's files, tables, values, manifest and journal.
+        space_bytes,
+        /// Background work that waits, in bytes of its input.
+        pending_bytes,
+    }
+}
+
+/// What [`crate::Db::verify`] looked at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VerifyReport {
+    /// Sorted tables read whole.
+    pub tables: u64,
+    /// Entries in them.
+    pub table_entries: u64,
+    /// Bytes read from them.
+    pub table_bytes: u64,
+    /// Unflushed records checked.
+    pub buffered_records: u64,
+    /// Value files checked.
+    pub value_files: u64,
+}

@@ -1,0 +1,165 @@
+//! What a user does first.
+
+use lightkv::{Db, Error, Options, WriteBatch, WriteOptions};
+
+fn key(number: u64) -> String {
+    format!("{number:016}")
+}
+
+#[test]
+fn puts_gets_deletes_and_scans() {
+    let directory = tempfile::tempdir().unwrap();
+    let db = Db::open(directory.path()).unwrap();
+    for number in 0..5000 {
+        db.put(key(number), format!("value {number}")).unwrap();
+    }
+    for number in (0..5000).step_by(7) {
+        db.delete(key(number)).unwrap();
+    }
+    for number in 0..5000 {
+        let expected = (number % 7 != 0).then(|| format!("value {number}").into_bytes());
+        assert_eq!(db.get(key(number)).unwrap().map(|value| value.to_vec()), expected);
+    }
+    assert_eq!(db.get("missing").unwrap(), None);
+    let keys: Vec<_> = db.scan(..).map(|entry| entry.unwrap().0).collect();
+    assert_eq!(keys.len(), 5000 - 5000_usize.div_ceil(7));
+    assert!(keys.is_sorted());
+    let mut reversed: Vec<_> = db.scan(..).rev().map(|entry| entry.unwrap().0).collect();
+    reversed.reverse();
+    assert_eq!(keys, reversed);
+    db.close().unwrap();
+    assert!(matches!(db.get("missing"), Err(Error::Closed)));
+}
+
+#[test]
+fn everything_is_there_after_flush_compaction_and_reopen() {
+    let directory = tempfile::tempdir().unwrap();
+    for round in 0..4 {
+        let db = Db::open(directory.path()).unwrap();
+        for number in 0..3000_u64 {
+            if number % 4 == round {
+                db.put(key(number), format!("{round} {number}")).unwrap();
+            }
+            let expected = (number % 4 <= round).then(|| format!("{} {number}", number % 4));
+            assert_eq!(
+                db.get(key(number)).unwrap().map(|value| value.to_vec()),
+                expected.map(String::into_bytes)
+            );
+        }
+        match round {
+            0 => db.flush().unwrap(),
+            1 => db.compact(..).unwrap(),
+            _ => {}
+        }
+        assert_eq!(db.scan(..).count() as u64, 750 * (round + 1));
+        db.verify().unwrap();
+        db.close().unwrap();
+    }
+}
+
+#[test]
+fn a_snapshot_keeps_its_moment() {
+    let directory = tempfile::tempdir().unwrap();
+    let db = Db::open(directory.path()).unwrap();
+    db.put("a", "1").unwrap();
+    db.put("b", "1").unwrap();
+    let before = db.snapshot();
+    db.put("a", "2").unwrap();
+    db.delete("b").unwrap();
+    db.put("c", "2").unwrap();
+    for flushed in [false, true] {
+        if flushed {
+            db.flush().unwrap();
+        }
+        assert_eq!(before.get("a").unwrap().as_deref(), Some(&b"1"[..]));
+        assert_eq!(before.get("b").unwrap().as_deref(), Some(&b"1"[..]));
+        assert_eq!(before.get("c").unwrap(), None);
+        assert_eq!(before.scan(..).count(), 2);
+        assert_eq!(before.scan(..).rev().count(), 2);
+        assert_eq!(db.scan(..).count(), 2);
+        assert_eq!(db.get("b").unwrap(), None);
+    }
+}
+
+#[test]
+fn batches_are_atomic_and_their_last_operation_counts() {
+    let directory = tempfile::tempdir().unwrap();
+    let db = Db::open(directory.path()).unwrap();
+    let mut batch = WriteBatch::new();
+    batch.put("a", "1").put("b", "2").delete("a").put("c", "3");
+    db.write_with(batch, WriteOptions::new().sync(true)).unwrap();
+    assert_eq!(db.get("a").unwrap(), None);
+    assert_eq!(db.scan(..).count(), 2);
+    db.write(WriteBatch::new()).unwrap();
+}
+
+#[test]
+fn large_values_live_in_files_of_their_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let large = vec![7; 3 << 20];
+    let files = || std::fs::read_dir(directory.path().join("values")).unwrap().count();
+    {
+        let db = Db::open(directory.path()).unwrap();
+        db.put("large", &large).unwrap();
+        db.put("small", "x").unwrap();
+        assert_eq!(db.get("large").unwrap().as_deref(), Some(&large[..]));
+        assert_eq!(files(), 1);
+    }
+    {
+        let db = Db::open(directory.path()).unwrap();
+        assert_eq!(db.get("large").unwrap().as_deref(), Some(&large[..]));
+        db.flush().unwrap();
+        assert_eq!(db.get("large").unwrap().as_deref(), Some(&large[..]));
+        assert_eq!(db.verify().unwrap().value_files, 1);
+        db.put("large", "now small").unwrap();
+        db.compact(..).unwrap();
+        db.close().unwrap();
+    }
+    let db = Db::open(directory.path()).unwrap();
+    assert_eq!(db.get("large").unwrap().as_deref(), Some(&b"now small"[..]));
+    assert_eq!(files(), 0);
+}
+
+#[test]
+fn a_checkpoint_is_a_store_of_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let copy = directory.path().join("copy");
+    let db = Db::open(directory.path().join("store")).unwrap();
+    for number in 0..1000 {
+        db.put(key(number), "1").unwrap();
+    }
+    db.put("large", vec![1; 2 << 20]).unwrap();
+    db.checkpoint(&copy).unwrap();
+    assert!(db.checkpoint(&copy).is_err());
+    for number in 0..1000 {
+        db.put(key(number), "2").unwrap();
+    }
+    let copied = Db::open(&copy).unwrap();
+    assert_eq!(copied.scan(..).filter(|entry| entry.as_ref().unwrap().1 == b"1").count(), 1000);
+    assert_eq!(copied.get("large").unwrap().unwrap().len(), 2 << 20);
+    copied.put(key(0), "3").unwrap();
+    assert_eq!(db.get(key(0)).unwrap().as_deref(), Some(&b"2"[..]));
+}
+
+#[test]
+fn a_pool_keeps_records_without_a_journal() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, pool) = (directory.path().join("store"), directory.path().join("pool"));
+    std::fs::create_dir(&pool).unwrap();
+    let open = || Options::new().pmem_path(&pool).memory_budget(64 << 20).open(&store).unwrap();
+    for round in 0..3 {
+        let db = open();
+        for number in 0..4000 {
+            db.put(key(number * 3 + round), vec![round as u8; 300]).unwrap();
+        }
+        assert!(!store.join("journal").exists());
+        drop(db);
+        let db = open();
+        assert_eq!(db.scan(..).count() as u64, 4000 * (round + 1));
+        db.verify().unwrap();
+    }
+    assert!(matches!(
+        Options::new().open(&store),
+        Err(Error::InvalidOption { option: "pmem_path", .. })
+    ));
+}

@@ -1,0 +1,281 @@
+//! Allocation from a [`Pool`]: the part that stores to the allocation table.
+//!
+//! # Why allocation and freeing need no fence of their own
+//!
+//! Both store one 8-byte word per unit and flush it; the caller's next fence makes it durable. If a
+//! crash comes first:
+//!
+//! - A forgotten allocation: the run is free again. The caller has not acknowledged anything in
+//!   it, because its own fence comes after ours. Whatever it wrote there carries a generation that
+//!   is never issued again (`allocator.rs`).
+//! - A forgotten free: the run is back, with contents that may have been overwritten by a later
+//!   run. Records are valid only with the generation of their run, and later ones have a greater
+//!   one; so the caller sees a prefix of what it had already given up, and frees it again.
+
+use crate::allocator::{ArenaState, ExtentUnits, GENERATION_LEASE};
+use crate::error::Result;
+use crate::options::{Arena, Run, SourceKind};
+use crate::pool::Pool;
+use crate::pool_layout::{MAX_GENERATION, MAX_RUN_UNITS, UnitState, UnitWord};
+
+impl Pool {
+    /// Allocates `units` units in a row, growing the pool by an extent if none are free.
+    ///
+    /// `Ok(None)` if nothing fits and the pool may not grow far enough, or if `units` is beyond
+    /// 131,071. Errors: `NoSpace` if the medium is full, `Io`, `InvalidOptions` if `units` is 0 or
+    /// the arena has no unit size; the pool stays usable after each.
+    ///
+    /// The contents of the run are whatever lay there. The allocation becomes durable with the next
+    /// fence *of the calling thread*, which must come before anything in the run is acknowledged.
+    /// One reuse of a unit in 1,024 executes a fence of its own.
+    pub fn allocate(&self, arena: Arena, units: u32, kind: u8) -> Result<Option<Run>> {
+        if units == 0 {
+            return Err(crate::PmemError::options("a run needs at least one unit"));
+        }
+        if units > MAX_RUN_UNITS {
+            return Ok(None);
+        }
+        loop {
+            let extents_seen = {
+                let mut state = self.arenas[arena.index()].lock();
+                if let Some(run) = self.take_run(&mut state, units, kind)? {
+                    return Ok(Some(run));
+                }
+                state.extents.len()
+            };
+            if !self.grow(arena, units, extents_seen)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Grows the pool ahead of need until `units` units of the arena are free, in any places.
+    ///
+    /// Growing an arena of files takes milliseconds; a background thread that calls this spares
+    /// the writers the wait. False if the pool may not grow that far. Errors as
+    /// [`Pool::allocate`].
+    pub fn reserve(&self, arena: Arena, units: u64) -> Result<bool> {
+        loop {
+            let extents_seen = {
+                let state = self.arenas[arena.index()].lock();
+                if state.free_units() >= units {
+                    return Ok(true);
+                }
+                state.extents.len()
+            };
+            if !self.grow(arena, 1, extents_seen)? {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn take_run(&self, state: &mut ArenaState, units: u32, kind: u8) -> Result<Option<Run>> {
+        loop {
+            let Some((index, first)) = state.take(units) else {
+                return Ok(None);
+            };
+            let extent = &mut state.extents[index];
+            let newest = self.newest_generation(extent, first, units);
+            if newest >= MAX_GENERATION {
+                // Four thousand million reuses of one unit: take it out of use instead of wrapping.
+                let retired = self.retire_exhausted(extent, first, units);
+                state.retired_units += u64::from(retired);
+                continue;
+            }
+            match self.commit_run(extent, first, units, kind, newest) {
+                Ok(run) => return Ok(Some(run)),
+                Err(error) => {
+                    extent.give_back(first, units);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    fn generation_of(&self, extent: &ExtentUnits, unit: u32) -> u32 {
+        // The low half of the word, whatever its state.
+        self.load_u64(extent.word_offset(unit)) as u32
+    }
+
+    fn newest_generation(&self, extent: &ExtentUnits, first: u32, units: u32) -> u32 {
+        let newest = (first..first + units)
+            .map(|unit| self.generation_of(extent, unit))
+            .max();
+        newest.unwrap_or(0).max(extent.floor)
+    }
+
+    /// Gives back the units of a run that still have generations; the others stay taken.
+    fn retire_exhausted(&self, extent: &mut ExtentUnits, first: u32, units: u32) -> u32 {
+        let mut retired = 0;
+        for unit in first..first + units {
+            if self.newest_generation(extent, unit, 1) >= MAX_GENERATION {
+                retired += 1;
+            } else {
+                extent.give_back(unit, 1);
+            }
+        }
+        retired
+    }
+
+    fn commit_run(
+        &self,
+        extent: &ExtentUnits,
+        first: u32,
+        units: u32,
+        kind: u8,
+        newest: u32,
+    ) -> Result<Run> {
+        let generation = newest + 1;
+        let words = extent.word_offset(first);
+        let words_bytes = u64::from(units) * 8;
+        if generation.is_multiple_of(GENERATION_LEASE) && newest > extent.floor {
+            // First generation of a block: its predecessor must be durable (see `allocator.rs`).
+            self.persist(words, words_bytes);
+            if self.source_kind() == SourceKind::File {
+                self.sync_ordinary_files()?;
+            }
+        }
+        for unit in first + 1..first + units {
+            let word = UnitWord {
+                state: UnitState::Continuation,
+                generation,
+            };
+            self.store_u64(extent.word_offset(unit), word.encode());
+        }
+        let word = UnitWord {
+            state: UnitState::Head { units, kind },
+            generation,
+        };
+        self.store_u64(words, word.encode());
+        self.flush(words, words_bytes);
+        Ok(run_at(extent, first, units, kind, generation))
+    }
+
+    /// Frees a run. The units may be handed out again at once, also to other threads.
+    ///
+    /// Durable with the next fence of the calling thread; until then a power loss may bring the run
+    /// back, so whatever makes it superfluous must be durable *before* this call. Volatile and
+    /// emulated memory stays allocated until [`Pool::release_unused`].
+    ///
+    /// # Panics
+    ///
+    /// If `run` is not an allocated run of this pool: freed twice, or forged.
+    pub fn free(&self, run: Run) {
+        let arena = self.arena_of(run.offset).expect("run outside of the pool");
+        let mut state = self.arenas[arena.index()].lock();
+        let (index, first) = state
+            .locate(run.offset)
+            .expect("run does not begin at a unit");
+        let extent = &mut state.extents[index];
+        let word_offset = extent.word_offset(first);
+        let word = UnitWord::decode(self.load_u64(word_offset));
+        let head = UnitState::Head {
+            units: run.units,
+            kind: run.kind,
+        };
+        let expected = UnitWord {
+            state: head,
+            generation: run.generation,
+        };
+        assert!(
+            !extent.is_free(first) && word == Ok(expected),
+            "not an allocated run: {run:?}"
+        );
+        let freed = UnitWord {
+            state: UnitState::Free,
+            generation: run.generation,
+        };
+        self.store_u64(word_offset, freed.encode());
+        self.flush(word_offset, 8);
+        extent.give_back(first, run.units);
+    }
+
+    /// All allocated runs of an arena by offset: after [`Pool::open`], what recovery has to read.
+    ///
+    /// Takes time in proportion to the number of units in use.
+    pub fn runs(&self, arena: Arena) -> Vec<Run> {
+        let state = self.arenas[arena.index()].lock();
+        let mut runs = Vec::new();
+        for extent in &state.extents {
+            let mut unit = extent.first_used_from(0);
+            while unit < extent.unit_count {
+                let word = UnitWord::decode(self.load_u64(extent.word_offset(unit)));
+                let units = match word {
+                    Ok(UnitWord {
+                        state: UnitState::Head { units, kind },
+                        generation,
+                    }) => {
+                        runs.push(run_at(extent, unit, units, kind, generation));
+                        units
+                    }
+                    // A retired unit: in use by nobody, but not free either.
+                    _ => 1,
+                };
+                unit = extent.first_used_from(unit.saturating_add(units).min(extent.unit_count));
+            }
+        }
+        runs
+    }
+
+    /// The arena that a pool offset belongs to, `None` beyond the last extent.
+    pub fn arena_of(&self, offset: u64) -> Option<Arena> {
+        if !self.contains(offset, 1) {
+            return None;
+        }
+        let owners = self.owners.read();
+        let after = owners.partition_point(|(place, _)| *place <= offset);
+        Some(owners[after.checked_sub(1)?].1)
+    }
+
+    /// Bytes of the units of an arena that are in use.
+    pub fn arena_bytes_used(&self, arena: Arena) -> u64 {
+        let state = self.arenas[arena.index()].lock();
+        (state.total_units() - state.free_units()) * u64::from(state.unit_bytes)
+    }
+
+    /// Bytes of all units of an arena in the extents that exist.
+    pub fn arena_capacity(&self, arena: Arena) -> u64 {
+        let state = self.arenas[arena.index()].lock();
+        state.total_units() * u64::from(state.unit_bytes)
+    }
+
+    /// Size of a unit of an arena, in bytes; 0 if the arena is not used.
+    pub fn unit_bytes(&self, arena: Arena) -> u32 {
+        self.arenas[arena.index()].lock().unit_bytes
+    }
+
+    /// Gives the memory of free units back to the system where the pool is plain DRAM, and returns
+    /// how many bytes that were. Only whole pages of ranges that were used since the last call.
+    ///
+    /// Files keep their blocks: they must never become sparse.
+    pub fn release_unused(&self) -> u64 {
+        if self.source_kind() != SourceKind::Volatile {
+            return 0;
+        }
+        let mut released_bytes = 0;
+        for arena in Arena::ALL {
+            let mut state = self.arenas[arena.index()].lock();
+            for extent in &mut state.extents {
+                for (first, units) in extent.take_unused() {
+                    let start = extent.unit_offset(first).next_multiple_of(4096);
+                    let end = extent.unit_offset(first + units) & !4095;
+                    if start < end && self.discard_volatile(start, end - start) {
+                        released_bytes += end - start;
+                    }
+                }
+            }
+        }
+        released_bytes
+    }
+}
+
+fn run_at(extent: &ExtentUnits, first: u32, units: u32, kind: u8, generation: u32) -> Run {
+    let len_bytes = u64::from(units) * u64::from(extent.unit_bytes);
+    Run {
+        offset: extent.unit_offset(first),
+        units,
+        len_bytes,
+        generation,
+        kind,
+    }
+}

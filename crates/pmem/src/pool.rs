@@ -1,0 +1,806 @@
+//! The pool: creating, opening, growing, syncing and closing it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::allocator::{ArenaState, ExtentUnits, GENERATION_LEASE, Reuse, recover_table};
+use crate::counters::Counters;
+use crate::emulated::EmulatedBacking;
+use crate::error::{PmemError, Result};
+use crate::map::{LARGE_PAGE_BYTES, Mapping};
+use crate::options::{
+    Arena, EmulatedMedium, Granularity, PoolCounters, PoolOptions, SourceKind, SourceRequest,
+};
+use crate::pool_layout::{
+    ExtentGeometry, ExtentHeader, FLOOR_OFFSET, FORMAT_VERSION, HEADER_BYTES, HEADER_PAGE_BYTES,
+    HeaderError, MAX_GENERATION, UnitState, UnitWord, decode_floor, encode_floor,
+};
+use crate::source::{DirectorySource, FoundExtent, HEAD_BYTES, extent_name, list_extents};
+use crate::store::{self, Instructions};
+
+/// What `flush`, `fence` and the streaming stores do. One match on it is the only branch that the
+/// sources cost each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Flush and fence. Files of page granularity run the same instructions as DAX, so that what
+    /// is counted on any machine is what runs on persistent memory.
+    FlushAndFence,
+    /// Caches are persistent: a fence is enough.
+    FenceOnly,
+    /// Volatile memory: nothing.
+    Nothing,
+    /// Through the emulation.
+    Emulated,
+}
+
+/// How an emulated medium behaves.
+pub(crate) struct Emulation {
+    pub(crate) backing: EmulatedBacking,
+    pub(crate) granularity: Granularity,
+    pub(crate) read_latency_ns: u32,
+    pub(crate) write_latency_ns: u32,
+}
+
+enum Source {
+    Directory(DirectorySource),
+    Emulated(EmulatedBacking),
+    Volatile,
+}
+
+/// What changes when the pool grows.
+struct Growth {
+    source: Source,
+    extent_count: u32,
+}
+
+/// A pool of persistent memory (or of something that stands in for it).
+///
+/// # Thread safety
+///
+/// All methods may be called from any thread. Copies in and out are made of relaxed 8-byte atomics,
+/// so that racing callers see torn values, never undefined behaviour; only [`Pool::slice`],
+/// [`Pool::checked_slice`] and what is done with [`Pool::as_ptr`] carry a contract.
+///
+/// # Durability
+///
+/// A store is durable when the *storing thread* has flushed it (or streamed it) and then fenced.
+/// One thread's fence says nothing about another thread's flushes.
+///
+/// The directory is not locked here: that is the store's own duty.
+pub struct Pool {
+    pub(crate) base: *mut u8,
+    /// Extents cover the range from 0 to here without gaps.
+    pub(crate) mapped_bytes: AtomicU64,
+    pub(crate) mode: Mode,
+    pub(crate) instructions: Instructions,
+    pub(crate) emulation: Option<Emulation>,
+    pub(crate) counters: Counters,
+    pub(crate) arenas: [Mutex<ArenaState>; 2],
+    /// Arena of each extent by its place, to find the owner of an offset.
+    pub(crate) owners: RwLock<Vec<(u64, Arena)>>,
+    growth: Mutex<Growth>,
+    kind: SourceKind,
+    granularity: Granularity,
+    identity: u64,
+    engine_kind: u32,
+    max_bytes: u64,
+    extent_bytes: u64,
+    /// Name of the pool in errors.
+    place: PathBuf,
+    /// A failed sync is final: the kernel may have dropped the dirty pages already.
+    sync_failed: AtomicBool,
+    /// Keeps `base` mapped; shared with an untracked emulated medium.
+    mapping: Arc<Mapping>,
+}
+
+// SAFETY: `base` points into `mapping`, which is owned here and belongs to no thread; see the
+// memory model in `store.rs` for what happens behind it.
+unsafe impl Send for Pool {}
+// SAFETY: as above; everything else is a lock, an atomic or never changes after construction.
+unsafe impl Sync for Pool {}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Pool")
+            .field("place", &self.place)
+            .field("kind", &self.kind)
+            .field("granularity", &self.granularity)
+            .field("mapped_bytes", &self.mapped_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A checked extent on its way into the pool.
+struct SoundExtent {
+    found: FoundExtent,
+    header: ExtentHeader,
+    floor: u32,
+    arena: Arena,
+}
+
+impl Pool {
+    /// Creates a pool with one extent.
+    ///
+    /// Errors: `InvalidOptions` if extents exist already or the options contradict themselves,
+    /// `NoSpace` if the medium is full, `Io`. A failed creation leaves at most a half-created
+    /// extent, which [`Pool::open`] recognises and creates anew.
+    pub fn create(options: PoolOptions) -> Result<Pool> {
+        let extent_bytes = options.validate()?;
+        match &options.source {
+            SourceRequest::Directory(directory) => {
+                if Pool::exists(directory)? {
+                    return Err(PmemError::options(format!(
+                        "{} holds a pool already",
+                        directory.display()
+                    )));
+                }
+            }
+            SourceRequest::Emulated(medium) => {
+                if !medium.backing.is_empty() {
+                    return Err(PmemError::options(
+                        "the emulated medium holds a pool already",
+                    ));
+                }
+            }
+            SourceRequest::Volatile => {}
+        }
+        Pool::build(&options, extent_bytes, Vec::new())
+    }
+
+    /// Opens a pool, checks every extent and recovers the allocation tables.
+    ///
+    /// Errors, all before anything is changed: `Foreign`, `NewerVersion`, `Mismatch`, `Corruption`;
+    /// `Io`; `InvalidOptions` if there is nothing to open. An extent whose creation a crash
+    /// interrupted is removed (and recreated when it is needed).
+    ///
+    /// Takes time in proportion to the allocation tables: 8 bytes a unit.
+    pub fn open(options: PoolOptions) -> Result<Pool> {
+        let extent_bytes = options.validate()?;
+        let found = match &options.source {
+            SourceRequest::Directory(directory) => find_in_directory(directory)?,
+            SourceRequest::Emulated(medium) => find_in_backing(&medium.backing),
+            SourceRequest::Volatile => {
+                return Err(PmemError::options(
+                    "volatile memory cannot be opened, only created",
+                ));
+            }
+        };
+        if found.is_empty() {
+            return Err(PmemError::options("there is no pool to open"));
+        }
+        let (sound, unfinished) = check_extents(found, &options)?;
+        if let Some(unfinished) = unfinished {
+            match &options.source {
+                SourceRequest::Directory(directory) => {
+                    DirectorySource::new(directory).remove_unfinished(&unfinished.path)?;
+                }
+                SourceRequest::Emulated(medium) => medium.backing.keep_extents(sound.len()),
+                SourceRequest::Volatile => {}
+            }
+        }
+        Pool::build(&options, extent_bytes, sound)
+    }
+
+    /// Whether `directory` holds extents of a pool, half-created ones included: then
+    /// [`Pool::open`] is to be called, else [`Pool::create`].
+    pub fn exists(directory: &Path) -> Result<bool> {
+        Ok(!list_extents(directory)?.is_empty())
+    }
+
+    fn build(options: &PoolOptions, extent_bytes: u64, sound: Vec<SoundExtent>) -> Result<Pool> {
+        let present_bytes: u64 = sound.iter().map(|extent| extent.header.extent_bytes).sum();
+        let max_bytes = options.max_bytes.max(present_bytes);
+        let place = match &options.source {
+            SourceRequest::Directory(directory) => directory.clone(),
+            SourceRequest::Emulated(_) => PathBuf::from("(emulated)"),
+            SourceRequest::Volatile => PathBuf::from("(volatile)"),
+        };
+        let mapping = Mapping::reserve(max_bytes)
+            .map_err(|error| PmemError::io(&place, "reserve addresses", error))?;
+        let (source, kind, granularity, emulation) = match &options.source {
+            SourceRequest::Directory(directory) => {
+                // The class is known once the first extent is mapped.
+                let source = Source::Directory(DirectorySource::new(directory));
+                (source, SourceKind::File, Granularity::Page, None)
+            }
+            SourceRequest::Emulated(medium) => {
+                medium
+                    .backing
+                    .attach(medium.granularity, medium.recording)?;
+                let source = Source::Emulated(medium.backing.clone());
+                let emulation = Some(emulation_of(medium));
+                (source, SourceKind::Emulated, medium.granularity, emulation)
+            }
+            SourceRequest::Volatile => (
+                Source::Volatile,
+                SourceKind::Volatile,
+                Granularity::Page,
+                None,
+            ),
+        };
+        let volatile = kind == SourceKind::Volatile;
+        let reuse = if volatile {
+            Reuse::Lowest
+        } else {
+            Reuse::Rotate
+        };
+        let arena = |arena| Mutex::new(ArenaState::new(options.unit_bytes(arena), reuse));
+        let mut pool = Pool {
+            base: mapping.base(),
+            mapped_bytes: AtomicU64::new(0),
+            mode: if volatile {
+                Mode::Nothing
+            } else {
+                Mode::Emulated
+            },
+            instructions: Instructions::detect(),
+            emulation,
+            counters: Counters::new(),
+            arenas: [arena(Arena::Segments), arena(Arena::Blocks)],
+            owners: RwLock::new(Vec::new()),
+            growth: Mutex::new(Growth {
+                source,
+                extent_count: 0,
+            }),
+            kind,
+            granularity,
+            identity: options.identity,
+            engine_kind: options.engine_kind,
+            max_bytes,
+            extent_bytes,
+            place,
+            sync_failed: AtomicBool::new(false),
+            mapping: Arc::new(mapping),
+        };
+        if sound.is_empty() {
+            pool.create_first_extent(options)?;
+        } else {
+            pool.attach_extents(sound)?;
+        }
+        Ok(pool)
+    }
+
+    fn create_first_extent(&mut self, options: &PoolOptions) -> Result<()> {
+        let arena = if options.segment_unit_bytes != 0 {
+            Arena::Segments
+        } else {
+            Arena::Blocks
+        };
+        let bytes = self.extent_bytes;
+        let header = self.next_header(0, 0, arena, options.unit_bytes(arena), bytes);
+        let header = header.expect("validated options leave room for a unit");
+        let path = self.map_new_extent(&header)?;
+        self.settle_mode();
+        self.format_extent(&header, &path)?;
+        self.announce_extent(&header, arena, 0);
+        Ok(())
+    }
+
+    /// Maps extents that exist, then resolves what a crash left in their tables.
+    fn attach_extents(&mut self, sound: Vec<SoundExtent>) -> Result<()> {
+        let mut extents = Vec::with_capacity(sound.len());
+        {
+            let image = match &self.growth.get_mut().source {
+                Source::Emulated(backing) => Some(backing.image()),
+                _ => None,
+            };
+            for SoundExtent {
+                found,
+                header,
+                floor,
+                arena,
+            } in sound
+            {
+                let (place, bytes) = (header.pool_offset, header.extent_bytes);
+                let path = found.path;
+                match (&mut self.growth.get_mut().source, found.file) {
+                    (Source::Directory(directory), Some(file)) => {
+                        directory.fill_holes(&file, &path, bytes)?;
+                        directory.attach(&self.mapping, place, bytes, &path, file)?;
+                    }
+                    _ => self
+                        .mapping
+                        .map_anonymous(place, bytes)
+                        .map_err(|error| PmemError::io(&path, "mmap", error))?,
+                }
+                if let Some(image) = &image {
+                    let bytes = &image.bytes[place as usize..(place + bytes) as usize];
+                    // SAFETY: just mapped, and nobody else knows of it yet. Zeros are skipped so
+                    // that a large, mostly empty pool stays unallocated.
+                    for (index, page) in bytes.chunks(4096).enumerate() {
+                        if page.iter().any(|byte| *byte != 0) {
+                            let target = self.base.wrapping_add(place as usize + index * 4096);
+                            // SAFETY: as above.
+                            unsafe { store::copy_plain(target, page) };
+                        }
+                    }
+                }
+                self.growth.get_mut().extent_count += 1;
+                *self.mapped_bytes.get_mut() = place + bytes;
+                extents.push((header, floor, arena, path));
+            }
+        }
+        if let Some(emulation) = &self.emulation {
+            emulation.backing.use_mapping(&self.mapping);
+        }
+        self.settle_mode();
+        for (header, floor, arena, path) in &extents {
+            self.recover_extent(header, *floor, *arena, path)?;
+        }
+        self.fence();
+        // The raised floors must be durable before anything is allocated above them.
+        self.sync_ordinary_files()
+    }
+
+    /// Takes over what the first mapping found out about the medium.
+    fn settle_mode(&mut self) {
+        if let Source::Directory(directory) = &self.growth.get_mut().source {
+            let (kind, granularity) = directory.class.expect("an extent is mapped");
+            (self.kind, self.granularity) = (kind, granularity);
+            self.mode = match granularity {
+                Granularity::Byte => Mode::FenceOnly,
+                Granularity::CacheLine | Granularity::Page => Mode::FlushAndFence,
+            };
+        }
+    }
+
+    fn recover_extent(
+        &self,
+        header: &ExtentHeader,
+        floor: u32,
+        arena: Arena,
+        path: &Path,
+    ) -> Result<()> {
+        let table_offset = header.pool_offset + HEADER_PAGE_BYTES;
+        let word_offset = |unit: u32| table_offset + u64::from(unit) * 8;
+        let table = recover_table(header.unit_count, |unit| self.load_u64(word_offset(unit)))
+            .map_err(|(unit, message)| {
+                let offset = word_offset(unit) - header.pool_offset;
+                PmemError::corruption(path, offset, message)
+            })?;
+        for unit in &table.dead {
+            let word = self.load_u64(word_offset(*unit));
+            let generation = UnitWord::decode(word)
+                .map_err(|message| PmemError::corruption(path, word_offset(*unit), message))?
+                .generation;
+            let free = UnitWord {
+                state: UnitState::Free,
+                generation,
+            };
+            self.store_u64(word_offset(*unit), free.encode());
+            self.flush(word_offset(*unit), 8);
+        }
+        let new_floor = table
+            .greatest_generation
+            .max(floor)
+            .saturating_add(GENERATION_LEASE)
+            .min(MAX_GENERATION);
+        let floor_offset = header.pool_offset + FLOOR_OFFSET;
+        self.store_u64(
+            floor_offset,
+            encode_floor(new_floor, self.identity, header.extent_index),
+        );
+        self.flush(floor_offset, 8);
+        self.announce_extent(header, arena, new_floor);
+        let mut state = self.arenas[arena.index()].lock();
+        let units = state.extents.last_mut().expect("announced above");
+        for (first, count) in table.live {
+            units.take(first, count);
+        }
+        Ok(())
+    }
+
+    /// Header of an extent to be created, `None` if it could not hold a unit.
+    fn next_header(
+        &self,
+        extent_index: u32,
+        pool_offset: u64,
+        arena: Arena,
+        unit_bytes: u32,
+        extent_bytes: u64,
+    ) -> Option<ExtentHeader> {
+        let geometry = ExtentGeometry::of(extent_bytes, unit_bytes)?;
+        Some(ExtentHeader {
+            identity: self.identity,
+            engine_kind: self.engine_kind,
+            extent_index,
+            role: arena.role(),
+            extent_bytes,
+            pool_offset,
+            unit_bytes,
+            unit_count: geometry.unit_count,
+            data_offset: geometry.data_offset,
+        })
+    }
+
+    /// Makes and maps the memory of an extent; it is all zero.
+    fn map_new_extent(&mut self, header: &ExtentHeader) -> Result<PathBuf> {
+        let mapping = Arc::clone(&self.mapping);
+        let path = map_new_extent(self.growth.get_mut(), &mapping, header)?;
+        *self.mapped_bytes.get_mut() = header.pool_offset + header.extent_bytes;
+        if let Some(emulation) = &self.emulation {
+            emulation.backing.use_mapping(&self.mapping);
+        }
+        Ok(path)
+    }
+
+    /// Writes the header, the magic word last, and makes it durable.
+    fn format_extent(&self, header: &ExtentHeader, path: &Path) -> Result<()> {
+        let bytes = header.encode();
+        let start = header.pool_offset;
+        self.write(start + 8, &bytes[8..]);
+        self.store_u64(
+            start + FLOOR_OFFSET,
+            encode_floor(0, self.identity, header.extent_index),
+        );
+        self.flush(start + 8, HEAD_BYTES as u64 - 8);
+        self.fence();
+        let mut magic = [0; 8];
+        magic.copy_from_slice(&bytes[..8]);
+        self.store_u64(start, u64::from_le_bytes(magic));
+        self.flush(start, 8);
+        self.fence();
+        if self.kind == SourceKind::File {
+            self.sync_range(header, path)?;
+        }
+        Ok(())
+    }
+
+    /// Hands an extent to its arena.
+    fn announce_extent(&self, header: &ExtentHeader, arena: Arena, floor: u32) {
+        let units = ExtentUnits::new(
+            header.pool_offset + HEADER_PAGE_BYTES,
+            header.pool_offset + header.data_offset,
+            header.unit_bytes,
+            header.unit_count,
+            floor,
+        );
+        self.owners.write().push((header.pool_offset, arena));
+        let mut state = self.arenas[arena.index()].lock();
+        // Extents keep the unit they were created with, whatever the options of this session say.
+        state.unit_bytes = header.unit_bytes;
+        state.extents.push(units);
+    }
+
+    /// Adds an extent to `arena` that holds at least `units` units, unless the arena has other than
+    /// `extents_seen` extents by now. False if the pool may not grow that far.
+    pub(crate) fn grow(&self, arena: Arena, units: u32, extents_seen: usize) -> Result<bool> {
+        let mut growth = self.growth.lock();
+        let unit_bytes = {
+            let state = self.arenas[arena.index()].lock();
+            if state.extents.len() != extents_seen {
+                return Ok(true);
+            }
+            state.unit_bytes
+        };
+        if unit_bytes == 0 {
+            return Err(PmemError::options(format!(
+                "arena {arena:?} has no unit size"
+            )));
+        }
+        // Only this method moves the end, under the lock held.
+        let pool_offset = self.mapped_bytes.load(Ordering::Relaxed);
+        let left = (self.max_bytes - pool_offset) & !4095;
+        let needed = ExtentGeometry::bytes_for(u64::from(units), unit_bytes);
+        let alignment = if self.extent_bytes.is_multiple_of(LARGE_PAGE_BYTES) {
+            LARGE_PAGE_BYTES
+        } else {
+            4096
+        };
+        let extent_bytes = needed
+            .next_multiple_of(alignment)
+            .max(self.extent_bytes)
+            .min(left);
+        if extent_bytes < needed {
+            return Ok(false);
+        }
+        let index = growth.extent_count;
+        let header = self.next_header(index, pool_offset, arena, unit_bytes, extent_bytes);
+        let Some(header) = header.filter(|header| header.unit_count >= units) else {
+            return Ok(false);
+        };
+        let path = map_new_extent(&mut growth, &self.mapping, &header)?;
+        // Release: whoever sees the new end also sees the mapping.
+        self.mapped_bytes
+            .store(pool_offset + extent_bytes, Ordering::Release);
+        self.format_extent(&header, &path)?;
+        self.announce_extent(&header, arena, 0);
+        Ok(true)
+    }
+
+    /// What the medium is.
+    pub fn source_kind(&self) -> SourceKind {
+        self.kind
+    }
+
+    /// What the medium promises; see [`Granularity`].
+    pub fn granularity(&self) -> Granularity {
+        self.granularity
+    }
+
+    /// Bytes of all extents.
+    pub fn size_bytes(&self) -> u64 {
+        self.mapped_bytes.load(Ordering::Acquire)
+    }
+
+    /// Bytes that the pool may grow to.
+    pub fn max_bytes(&self) -> u64 {
+        self.max_bytes
+    }
+
+    /// Work done since the pool was opened, opening included.
+    pub fn counters(&self) -> PoolCounters {
+        self.counters.sum()
+    }
+
+    /// Makes everything survive power loss that was stored before the call and, where the medium
+    /// needs it, flushed.
+    ///
+    /// Ordinary files: writes dirty pages back (`fdatasync` of every extent); flushes are not
+    /// needed. DAX and emulated memory: a fence. Errors: `SyncUnsupported` on tmpfs and in volatile
+    /// memory; `Io`, after which every further sync fails too: the kernel may have forgotten which
+    /// pages were dirty, so nothing stored before can be promised any more.
+    pub fn sync(&self) -> Result<()> {
+        match self.kind {
+            SourceKind::Dax | SourceKind::Emulated => {
+                self.fence();
+                Ok(())
+            }
+            SourceKind::File => self.sync_ordinary_files(),
+            SourceKind::MemoryFile | SourceKind::Volatile => Err(PmemError::SyncUnsupported {
+                path: self.place.clone(),
+            }),
+        }
+    }
+
+    /// `fdatasync` of every extent if this is an ordinary file system, nothing otherwise.
+    pub(crate) fn sync_ordinary_files(&self) -> Result<()> {
+        if self.kind != SourceKind::File {
+            return Ok(());
+        }
+        let files = match &self.growth.lock().source {
+            Source::Directory(directory) => directory.files.clone(),
+            Source::Emulated(_) | Source::Volatile => return Ok(()),
+        };
+        // Relaxed: the flag only ever turns on, and a sync racing with the failing one may take
+        // place before it.
+        let failed_before = self.sync_failed.load(Ordering::Relaxed);
+        if failed_before {
+            let error = std::io::Error::other("an earlier sync of the pool failed");
+            return Err(PmemError::io(&self.place, "fdatasync", error));
+        }
+        for (index, file) in files.iter().enumerate() {
+            if let Err(error) = file.sync_data() {
+                self.sync_failed.store(true, Ordering::Relaxed);
+                let path = self.place.join(extent_name(index as u32));
+                return Err(PmemError::io(&path, "fdatasync", error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes one new extent durable; the growth lock may be held.
+    fn sync_range(&self, header: &ExtentHeader, path: &Path) -> Result<()> {
+        self.mapping
+            .sync(header.pool_offset, HEADER_PAGE_BYTES)
+            .map_err(|error| PmemError::io(path, "msync", error))
+    }
+
+    /// Gives pages of plain DRAM back; false if the system refused.
+    pub(crate) fn discard_volatile(&self, offset: u64, len_bytes: u64) -> bool {
+        assert_eq!(self.kind, SourceKind::Volatile);
+        // SAFETY: the caller holds the lock of the arena and found the units free, so no run covers
+        // the range: nobody may borrow it (contract of `slice`), and its contents are dead.
+        unsafe { self.mapping.discard_anonymous(offset, len_bytes).is_ok() }
+    }
+
+    /// Ends the use of the pool: a last fence, and a sync where the medium has one.
+    ///
+    /// Dropping the pool instead is what a killed process does: nothing is lost that a kill would
+    /// keep, but nothing is reported either.
+    pub fn close(self) -> Result<()> {
+        self.fence();
+        self.sync_ordinary_files()
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if let Some(emulation) = &self.emulation {
+            emulation.backing.detach();
+        }
+    }
+}
+
+fn emulation_of(medium: &EmulatedMedium) -> Emulation {
+    Emulation {
+        backing: medium.backing.clone(),
+        granularity: medium.granularity,
+        read_latency_ns: medium.read_latency_ns,
+        write_latency_ns: medium.write_latency_ns,
+    }
+}
+
+fn map_new_extent(
+    growth: &mut Growth,
+    mapping: &Arc<Mapping>,
+    header: &ExtentHeader,
+) -> Result<PathBuf> {
+    let (place, bytes) = (header.pool_offset, header.extent_bytes);
+    let name = PathBuf::from(extent_name(header.extent_index));
+    let path = match &mut growth.source {
+        Source::Directory(directory) => {
+            let (path, file) = directory.create_file(header.extent_index, bytes)?;
+            if let Err(error) = directory.attach(mapping, place, bytes, &path, file) {
+                directory.discard_file(&path);
+                return Err(error);
+            }
+            mapping.populate(place, bytes);
+            path
+        }
+        Source::Emulated(_) | Source::Volatile => {
+            mapping
+                .map_anonymous(place, bytes)
+                .map_err(|error| PmemError::io(&name, "mmap", error))?;
+            name
+        }
+    };
+    if let Source::Emulated(backing) = &growth.source {
+        backing.add_extent(place, bytes);
+    }
+    growth.extent_count += 1;
+    Ok(path)
+}
+
+fn find_in_directory(directory: &Path) -> Result<Vec<FoundExtent>> {
+    let indexes = list_extents(directory)?;
+    for (expected, index) in indexes.iter().enumerate() {
+        if *index != expected as u32 {
+            let missing = directory.join(extent_name(expected as u32));
+            return Err(PmemError::corruption(&missing, 0, "the extent is missing"));
+        }
+    }
+    indexes
+        .into_iter()
+        .map(|index| FoundExtent::open(directory.join(extent_name(index))))
+        .collect()
+}
+
+fn find_in_backing(backing: &EmulatedBacking) -> Vec<FoundExtent> {
+    let image = backing.image();
+    let mut place = 0;
+    let mut found = Vec::with_capacity(image.extents.len());
+    for (index, len_bytes) in image.extents.iter().enumerate() {
+        let head = &image.bytes[place..];
+        found.push(FoundExtent {
+            path: PathBuf::from(extent_name(index as u32)),
+            len_bytes: *len_bytes,
+            head: head[..HEAD_BYTES.min(*len_bytes as usize)].to_vec(),
+            file: None,
+        });
+        place += *len_bytes as usize;
+    }
+    found
+}
+
+/// Judges all extents; the second result is a last one whose creation was interrupted.
+fn check_extents(
+    found: Vec<FoundExtent>,
+    options: &PoolOptions,
+) -> Result<(Vec<SoundExtent>, Option<FoundExtent>)> {
+    let last = found.len() - 1;
+    let mut sound: Vec<SoundExtent> = Vec::with_capacity(found.len());
+    let mut pool_offset = 0;
+    for (index, mut extent) in found.into_iter().enumerate() {
+        let file = extent.path.clone();
+        let present = extent.head.len();
+        extent.head.resize(HEAD_BYTES, 0);
+        let header = match ExtentHeader::decode(&extent.head) {
+            Ok(header) if present == HEAD_BYTES => header,
+            Err(HeaderError::Unfinished) if index == last => {
+                return match extent.first_used_byte()? {
+                    None => Ok((sound, Some(extent))),
+                    Some(_) => Err(PmemError::corruption(
+                        &file,
+                        0,
+                        "the header of a used extent is gone",
+                    )),
+                };
+            }
+            Err(HeaderError::Unfinished) => {
+                return Err(PmemError::corruption(&file, 0, "the header is gone"));
+            }
+            Err(HeaderError::Foreign) if present >= 8 => return Err(PmemError::Foreign { file }),
+            Err(HeaderError::NewerVersion(found)) if present >= HEADER_BYTES => {
+                let supported = FORMAT_VERSION;
+                return Err(PmemError::NewerVersion {
+                    file,
+                    found,
+                    supported,
+                });
+            }
+            Err(HeaderError::Damaged(offset, message)) if present == HEAD_BYTES => {
+                return Err(PmemError::corruption(&file, offset, message));
+            }
+            _ => {
+                let message = format!("only {} bytes are left of the file", extent.len_bytes);
+                return Err(PmemError::corruption(&file, extent.len_bytes, message));
+            }
+        };
+        let mismatch = |message: String| PmemError::Mismatch {
+            file: file.clone(),
+            message,
+        };
+        if header.identity != options.identity {
+            return Err(mismatch(format!(
+                "identity is {:#018x}, the store's is {:#018x}",
+                header.identity, options.identity
+            )));
+        }
+        if header.engine_kind != options.engine_kind {
+            return Err(mismatch(format!(
+                "engine kind is {}, the store's is {}",
+                header.engine_kind, options.engine_kind
+            )));
+        }
+        let damaged = |offset, message: String| PmemError::corruption(&file, offset, message);
+        if header.extent_index != index as u32 {
+            return Err(damaged(
+                24,
+                format!("this is extent {}", header.extent_index),
+            ));
+        }
+        let arena = Arena::from_role(header.role)
+            .ok_or_else(|| damaged(28, format!("role {} does not exist", header.role)))?;
+        if header.extent_bytes != extent.len_bytes {
+            let message = format!(
+                "file has {} bytes, not {}",
+                extent.len_bytes, header.extent_bytes
+            );
+            return Err(damaged(extent.len_bytes.min(header.extent_bytes), message));
+        }
+        if !header.extent_bytes.is_multiple_of(4096) || header.extent_bytes > 1 << 46 {
+            return Err(damaged(
+                32,
+                format!("extent of {} bytes", header.extent_bytes),
+            ));
+        }
+        if header.pool_offset != pool_offset {
+            return Err(damaged(
+                40,
+                format!("place {} is not {pool_offset}", header.pool_offset),
+            ));
+        }
+        let unit_differs = sound
+            .iter()
+            .any(|before| before.arena == arena && before.header.unit_bytes != header.unit_bytes);
+        if unit_differs {
+            return Err(damaged(56, "unit differs from that of the arena".into()));
+        }
+        let mut floor_word = [0; 8];
+        floor_word.copy_from_slice(&extent.head[FLOOR_OFFSET as usize..]);
+        let floor = decode_floor(
+            u64::from_le_bytes(floor_word),
+            header.identity,
+            index as u32,
+        )
+        .ok_or_else(|| {
+            damaged(
+                FLOOR_OFFSET,
+                "checksum of the generation floor differs".into(),
+            )
+        })?;
+        pool_offset += header.extent_bytes;
+        sound.push(SoundExtent {
+            found: extent,
+            header,
+            floor,
+            arena,
+        });
+    }
+    Ok((sound, None))
+}

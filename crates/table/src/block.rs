@@ -1,0 +1,369 @@
+//! Reads blocks: from their stored form to a payload, and from a payload single entries.
+
+use crate::EntryKind;
+use crate::MAX_KEY_BYTES;
+use crate::block_builder::{RESTART_BYTES, common_prefix_len};
+use crate::error::Damage;
+use crate::table_layout::{BLOCK_LZ4, BLOCK_RAW, ChecksumSeed, MAX_BLOCK_BYTES, read_u32};
+use crate::varint;
+use std::cmp::Ordering;
+use std::ops::Range;
+
+const BAD_ENTRY: Damage = Damage("an entry of a block is inconsistent");
+
+/// The payload of a checked block.
+pub(crate) enum Opened<'a> {
+    /// The first bytes of the stored block.
+    InPlace(&'a [u8]),
+    /// All of the scratch memory.
+    Decompressed(&'a [u8]),
+}
+
+impl<'a> Opened<'a> {
+    /// The payload, wherever it is.
+    pub(crate) fn payload(&self) -> &'a [u8] {
+        match self {
+            Self::InPlace(payload) | Self::Decompressed(payload) => payload,
+        }
+    }
+}
+
+/// Checks a stored block (payload and trailer) and finds its payload: as it lies in `stored`, or
+/// decompressed into `scratch`.
+pub(crate) fn open_stored<'a>(
+    stored: &'a [u8],
+    seed: ChecksumSeed,
+    offset: u64,
+    scratch: &'a mut Vec<u8>,
+) -> Result<Opened<'a>, Damage> {
+    let (body, compression) = check_stored(stored, seed, offset)?;
+    if compression == BLOCK_RAW {
+        return Ok(Opened::InPlace(body));
+    }
+    decompress(body, scratch)?;
+    Ok(Opened::Decompressed(scratch))
+}
+
+/// Checks the checksum and returns the bytes before the trailer and the compression.
+fn check_stored(stored: &[u8], seed: ChecksumSeed, offset: u64) -> Result<(&[u8], u8), Damage> {
+    let (checked, crc) = stored
+        .split_last_chunk::<4>()
+        .ok_or(Damage("a block is shorter than its trailer"))?;
+    if seed.checksum(offset, checked) != u32::from_le_bytes(*crc) {
+        return Err(Damage("a block does not match its checksum"));
+    }
+    let (&compression, body) = checked
+        .split_last()
+        .ok_or(Damage("a block is shorter than its trailer"))?;
+    match compression {
+        BLOCK_RAW | BLOCK_LZ4 => Ok((body, compression)),
+        _ => Err(Damage("a block has an unknown compression")),
+    }
+}
+
+fn decompress(body: &[u8], out: &mut Vec<u8>) -> Result<(), Damage> {
+    const BAD: Damage = Damage("a compressed block cannot be decoded");
+    let raw_len = read_u32(body, 0).ok_or(BAD)? as usize;
+    let compressed = &body[4..];
+    // One byte of LZ4 stands for at most 255, so this bounds the allocation by what was really read.
+    if raw_len > MAX_BLOCK_BYTES || raw_len > compressed.len().saturating_mul(255) {
+        return Err(BAD);
+    }
+    out.clear();
+    out.resize(raw_len, 0);
+    match lz4_flex::block::decompress_into(compressed, out) {
+        Ok(len) if len == raw_len => Ok(()),
+        _ => Err(BAD),
+    }
+}
+
+/// Where the parts of a payload are, and what its sequence numbers are relative to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PayloadLayout {
+    base_sequence: u64,
+    entries_start: u32,
+    entries_end: u32,
+    restarts: u32,
+}
+
+impl PayloadLayout {
+    /// Checks the frame of a payload; entries are checked as they are read.
+    pub(crate) fn parse(payload: &[u8]) -> Result<Self, Damage> {
+        const BAD: Damage = Damage("the restart offsets of a block are inconsistent");
+        if payload.len() > MAX_BLOCK_BYTES {
+            return Err(Damage("a block is too long"));
+        }
+        let count_at = payload.len().checked_sub(RESTART_BYTES).ok_or(BAD)?;
+        let restarts = read_u32(payload, count_at).ok_or(BAD)?;
+        let entries_end = (restarts as usize)
+            .checked_mul(RESTART_BYTES)
+            .and_then(|len| count_at.checked_sub(len))
+            .ok_or(BAD)?;
+        let mut at = 0;
+        let base_sequence = varint::get(&payload[..entries_end], &mut at)?;
+        if restarts == 0 || read_u32(payload, entries_end) != Some(at as u32) || at >= entries_end {
+            return Err(BAD);
+        }
+        Ok(Self {
+            base_sequence,
+            entries_start: at as u32,
+            entries_end: entries_end as u32,
+            restarts,
+        })
+    }
+}
+
+/// A block in memory of its own, as the cache keeps it.
+#[derive(Debug)]
+pub(crate) struct Block {
+    /// The payload, possibly followed by the trailer it was read with.
+    bytes: Box<[u8]>,
+    payload_len: u32,
+    layout: PayloadLayout,
+}
+
+impl Block {
+    /// Checks a stored block and takes it over.
+    pub(crate) fn from_stored(
+        stored: Vec<u8>,
+        seed: ChecksumSeed,
+        offset: u64,
+    ) -> Result<Self, Damage> {
+        let (body, compression) = check_stored(&stored, seed, offset)?;
+        if compression == BLOCK_RAW {
+            let payload_len = body.len();
+            let layout = PayloadLayout::parse(body)?;
+            let bytes = stored.into_boxed_slice();
+            return Ok(Self {
+                bytes,
+                payload_len: payload_len as u32,
+                layout,
+            });
+        }
+        let mut payload = Vec::new();
+        decompress(body, &mut payload)?;
+        let layout = PayloadLayout::parse(&payload)?;
+        Ok(Self {
+            payload_len: payload.len() as u32,
+            bytes: payload.into_boxed_slice(),
+            layout,
+        })
+    }
+
+    /// Takes a copy of a checked payload.
+    pub(crate) fn from_payload(payload: Payload<'_>) -> Self {
+        Self {
+            bytes: payload.bytes.into(),
+            payload_len: payload.bytes.len() as u32,
+            layout: payload.layout,
+        }
+    }
+
+    /// The content.
+    #[inline]
+    pub(crate) fn payload(&self) -> Payload<'_> {
+        Payload {
+            bytes: &self.bytes[..self.payload_len as usize],
+            layout: self.layout,
+        }
+    }
+
+    /// Memory used, in bytes.
+    #[inline]
+    pub(crate) fn memory_bytes(&self) -> usize {
+        // The reference counts and the cache's own entry are memory, too.
+        self.bytes.len() + size_of::<Self>() + 64
+    }
+}
+
+/// The checked content of a block: entries in ascending order, some of them restarts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Payload<'a> {
+    bytes: &'a [u8],
+    layout: PayloadLayout,
+}
+
+/// One entry without its key's shared head.
+#[derive(Clone, Debug)]
+pub(crate) struct RawEntry {
+    pub(crate) shared: usize,
+    pub(crate) suffix: Range<usize>,
+    pub(crate) value: Range<usize>,
+    pub(crate) sequence: u64,
+    pub(crate) kind: EntryKind,
+}
+
+/// What one block knows about a key at a moment.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Lookup {
+    /// The newest visible version.
+    Found {
+        /// Its sequence number.
+        sequence: u64,
+        /// Its kind.
+        kind: EntryKind,
+        /// Its value's place in the payload.
+        value: Range<usize>,
+    },
+    /// The key has versions here, all too new, and no others elsewhere.
+    TooNew,
+    /// The block ends with versions that are too new: the next block may hold older ones.
+    Continues,
+    /// There is no such key in the block.
+    Absent,
+}
+
+impl<'a> Payload<'a> {
+    /// Joins a payload with its checked layout.
+    pub(crate) fn new(bytes: &'a [u8], layout: PayloadLayout) -> Self {
+        Self { bytes, layout }
+    }
+
+    /// Bytes at a place that an entry of this payload named.
+    #[inline]
+    pub(crate) fn slice(&self, range: Range<usize>) -> &'a [u8] {
+        &self.bytes[range]
+    }
+
+    /// Where the first entry starts.
+    pub(crate) fn entries_start(&self) -> usize {
+        self.layout.entries_start as usize
+    }
+
+    /// Where the last entry ends.
+    pub(crate) fn entries_end(&self) -> usize {
+        self.layout.entries_end as usize
+    }
+
+    /// Number of restarts, at least 1.
+    pub(crate) fn restarts(&self) -> usize {
+        self.layout.restarts as usize
+    }
+
+    /// Where a restart's entry starts.
+    #[inline]
+    pub(crate) fn restart(&self, index: usize) -> Result<usize, Damage> {
+        let at = read_u32(self.bytes, self.entries_end() + index * RESTART_BYTES);
+        match at {
+            Some(at) if at >= self.layout.entries_start && at < self.layout.entries_end => {
+                Ok(at as usize)
+            }
+            _ => Err(Damage("a restart offset of a block is impossible")),
+        }
+    }
+
+    /// Decodes the entry at `at`, which ends where its value ends.
+    #[inline]
+    pub(crate) fn entry(&self, at: usize) -> Result<RawEntry, Damage> {
+        let bytes = &self.bytes[..self.layout.entries_end as usize];
+        let mut at = at;
+        let shared = varint::get(bytes, &mut at)?;
+        let suffix_len = varint::get(bytes, &mut at)?;
+        let tag = varint::get(bytes, &mut at)?;
+        let distance = varint::unzigzag(varint::get(bytes, &mut at)?);
+        let value_len = tag >> 2;
+        if shared > MAX_KEY_BYTES as u64
+            || suffix_len > MAX_KEY_BYTES as u64 - shared
+            || value_len > (bytes.len() - at) as u64
+            || suffix_len > (bytes.len() - at) as u64 - value_len
+        {
+            return Err(BAD_ENTRY);
+        }
+        let suffix_end = at + suffix_len as usize;
+        let value_end = suffix_end + value_len as usize;
+        Ok(RawEntry {
+            shared: shared as usize,
+            suffix: at..suffix_end,
+            value: suffix_end..value_end,
+            sequence: self.layout.base_sequence.wrapping_add(distance as u64),
+            kind: EntryKind::from_number((tag & 3) as u8).ok_or(BAD_ENTRY)?,
+        })
+    }
+
+    /// The entry of a restart, whose suffix is its whole key.
+    #[inline]
+    pub(crate) fn restart_entry(&self, index: usize) -> Result<RawEntry, Damage> {
+        let entry = self.entry(self.restart(index)?)?;
+        if entry.shared != 0 {
+            Err(BAD_ENTRY)
+        } else {
+            Ok(entry)
+        }
+    }
+
+    /// Index of the last restart whose entry is at or before (`key`, `sequence`); 0 if there is none.
+    #[inline]
+    pub(crate) fn restart_at_or_before(&self, key: &[u8], sequence: u64) -> Result<usize, Damage> {
+        let (mut low, mut high) = (0, self.restarts());
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            let entry = self.restart_entry(middle)?;
+            let order = self.slice(entry.suffix).cmp(key);
+            if order.then(sequence.cmp(&entry.sequence)) == Ordering::Greater {
+                high = middle;
+            } else {
+                low = middle;
+            }
+        }
+        Ok(low)
+    }
+
+    /// The newest version of `key` with a sequence number of at most `max_sequence`.
+    ///
+    /// Builds no keys: it keeps how many leading bytes the current key, which is below `key`, has in
+    /// common with it. An entry that shares more with its predecessor differs at the same place, so it
+    /// is below `key` too; one that shares less differs from its predecessor, and thus from `key`,
+    /// earlier and upwards, so it is above. Only an entry that shares exactly as much is compared.
+    pub(crate) fn find(&self, key: &[u8], max_sequence: u64) -> Result<Lookup, Damage> {
+        let restart = self.restart_at_or_before(key, max_sequence)?;
+        let mut at = self.restart(restart)?;
+        let end = self.entries_end();
+        let mut matched = 0;
+        let mut equal = false;
+        while at < end {
+            let entry = self.entry(at)?;
+            at = entry.value.end;
+            if equal {
+                // The current key is `key` itself: the next is the same or above.
+                equal = if entry.shared == 0 {
+                    self.slice(entry.suffix) == key
+                } else {
+                    entry.shared == key.len() && entry.suffix.is_empty()
+                };
+                if !equal {
+                    return Ok(Lookup::TooNew);
+                }
+            } else if entry.shared > matched {
+                continue;
+            } else if entry.shared < matched && entry.shared != 0 {
+                return Ok(Lookup::Absent);
+            } else {
+                // A restart shares nothing by decree, not by content: so it is compared from its start.
+                let shared = entry.shared;
+                let suffix = self.slice(entry.suffix);
+                let rest = &key[shared..];
+                let common = common_prefix_len(suffix, rest);
+                match (suffix.get(common), rest.get(common)) {
+                    (None, None) => equal = true,
+                    (None, Some(_)) => {}
+                    (Some(_), None) => return Ok(Lookup::Absent),
+                    (Some(a), Some(b)) if a > b => return Ok(Lookup::Absent),
+                    _ => {}
+                }
+                matched = shared + common;
+            }
+            if equal && entry.sequence <= max_sequence {
+                return Ok(Lookup::Found {
+                    sequence: entry.sequence,
+                    kind: entry.kind,
+                    value: entry.value,
+                });
+            }
+        }
+        Ok(if equal {
+            Lookup::Continues
+        } else {
+            Lookup::Absent
+        })
+    }
+}

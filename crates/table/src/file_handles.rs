@@ -1,0 +1,245 @@
+//! Open files of many tables within a limit.
+//!
+//! STRUCTURE. Each reader has a [`HandleSlot`], which holds its open file or nothing. The slots that
+//! hold one stand in a ring, with a hand that goes round when the limit is reached: a slot that was
+//! used since the last round is passed over once, another one loses its file.
+//!
+//! CONCURRENCY. The usual case, a slot with a file, takes only that slot's read lock. Opening and
+//! closing take the ring's lock first and a slot's lock second, and no call of the operating system is
+//! made under the ring's lock but closing a file. A file that loses its slot during a read is closed
+//! when that read ends, so besides the limit there can be one more file per thread that is reading.
+
+use lightkv_vfs::VfsFile;
+use parking_lot::{Mutex, RwLock};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// One table's open file, or none.
+#[derive(Debug, Default)]
+pub(crate) struct HandleSlot {
+    file: RwLock<Option<Arc<dyn VfsFile>>>,
+    used: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    slots: Vec<Arc<HandleSlot>>,
+    hand: usize,
+    /// Files in the ring and files being opened.
+    open: usize,
+}
+
+/// The open files of one store.
+#[derive(Debug)]
+pub(crate) struct FileHandles {
+    ring: Mutex<Ring>,
+    max_open_files: usize,
+}
+
+impl FileHandles {
+    /// Keeps at most `max_open_files` (at least 1) files open.
+    pub(crate) fn new(max_open_files: usize) -> Self {
+        Self {
+            ring: Mutex::default(),
+            max_open_files: max_open_files.max(1),
+        }
+    }
+
+    /// The file of a slot, opened by `open` if it is not.
+    #[inline]
+    pub(crate) fn acquire(
+        &self,
+        slot: &Arc<HandleSlot>,
+        open: impl Fn() -> io::Result<Arc<dyn VfsFile>>,
+    ) -> io::Result<Arc<dyn VfsFile>> {
+        if let Some(file) = &*slot.file.read() {
+            // A hint for the hand: nothing is published by it. Read first, because a store by each
+            // reader would move the cache line between processors.
+            if !slot.used.load(Ordering::Relaxed) {
+                slot.used.store(true, Ordering::Relaxed);
+            }
+            return Ok(Arc::clone(file));
+        }
+        self.open(slot, open)
+    }
+
+    #[cold]
+    fn open(
+        &self,
+        slot: &Arc<HandleSlot>,
+        open: impl Fn() -> io::Result<Arc<dyn VfsFile>>,
+    ) -> io::Result<Arc<dyn VfsFile>> {
+        {
+            let mut ring = self.ring.lock();
+            while ring.open >= self.max_open_files && ring.evict() {}
+            ring.open += 1;
+        }
+        let mut opened = open();
+        if opened.as_ref().is_err_and(is_out_of_descriptors) && self.shrink() {
+            opened = open();
+        }
+        let mut ring = self.ring.lock();
+        let file = match opened {
+            Ok(file) => file,
+            Err(error) => {
+                ring.open -= 1;
+                return Err(error);
+            }
+        };
+        let mut held = slot.file.write();
+        if let Some(other) = &*held {
+            // Another thread was faster.
+            ring.open -= 1;
+            return Ok(Arc::clone(other));
+        }
+        *held = Some(Arc::clone(&file));
+        drop(held);
+        slot.used.store(true, Ordering::Relaxed);
+        ring.slots.push(Arc::clone(slot));
+        Ok(file)
+    }
+
+    /// The process has no descriptors left: gives half of ours back. False if there are none.
+    fn shrink(&self) -> bool {
+        let mut ring = self.ring.lock();
+        let target = ring.slots.len() / 2;
+        let mut any = false;
+        while ring.slots.len() > target && ring.evict() {
+            any = true;
+        }
+        any
+    }
+
+    /// Closes a slot's file, if open, for good: the reader is going away.
+    pub(crate) fn release(&self, slot: &Arc<HandleSlot>) {
+        let mut ring = self.ring.lock();
+        if slot.file.write().take().is_some() {
+            if let Some(index) = ring.slots.iter().position(|other| Arc::ptr_eq(other, slot)) {
+                ring.slots.swap_remove(index);
+            }
+            ring.open -= 1;
+        }
+    }
+
+    /// Number of files in slots.
+    pub(crate) fn open_files(&self) -> usize {
+        self.ring.lock().slots.len()
+    }
+}
+
+impl Ring {
+    /// Closes one file that was not used lately. False if there is none.
+    fn evict(&mut self) -> bool {
+        // Two rounds suffice: the first clears all marks, unless readers set them again meanwhile.
+        for step in 0..=2 * self.slots.len() {
+            if self.slots.is_empty() {
+                return false;
+            }
+            if self.hand >= self.slots.len() {
+                self.hand = 0;
+            }
+            let slot = &self.slots[self.hand];
+            let last_step = step == 2 * self.slots.len();
+            if slot.used.swap(false, Ordering::Relaxed) && !last_step {
+                self.hand += 1;
+                continue;
+            }
+            *slot.file.write() = None;
+            self.slots.swap_remove(self.hand);
+            self.open -= 1;
+            return true;
+        }
+        false
+    }
+}
+
+/// EMFILE and ENFILE have no kind of their own.
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    const ENFILE: i32 = 23;
+    const EMFILE: i32 = 24;
+    matches!(error.raw_os_error(), Some(ENFILE | EMFILE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lightkv_vfs::{MemoryVfs, OpenMode, Vfs};
+    use std::cell::Cell;
+    use std::path::Path;
+
+    fn file() -> Arc<dyn VfsFile> {
+        MemoryVfs::new()
+            .open(Path::new("file"), OpenMode::CreateTruncate)
+            .unwrap()
+    }
+
+    fn slots(count: usize) -> Vec<Arc<HandleSlot>> {
+        (0..count).map(|_| Arc::default()).collect()
+    }
+
+    #[test]
+    fn out_of_descriptors_gives_some_back_and_tries_again() {
+        let handles = FileHandles::new(100);
+        let slots = slots(9);
+        for slot in &slots[..8] {
+            handles.acquire(slot, || Ok(file())).unwrap();
+        }
+        let calls = Cell::new(0);
+        let result = handles.acquire(&slots[8], || {
+            calls.set(calls.get() + 1);
+            if handles.open_files() < 8 {
+                return Ok(file());
+            }
+            Err(io::Error::from_raw_os_error(24))
+        });
+        assert!(result.is_ok());
+        assert_eq!((calls.get(), handles.open_files()), (2, 5));
+        let refused = handles.acquire(&slots[0], || Err(io::Error::from_raw_os_error(24)));
+        assert!(refused.is_ok() || refused.is_err_and(|error| is_out_of_descriptors(&error)));
+    }
+
+    #[test]
+    fn failed_opens_do_not_use_up_the_limit() {
+        let handles = FileHandles::new(2);
+        let slots = slots(3);
+        for _ in 0..10 {
+            let failed = handles.acquire(&slots[0], || Err(io::ErrorKind::NotFound.into()));
+            assert!(failed.is_err());
+        }
+        handles.acquire(&slots[1], || Ok(file())).unwrap();
+        handles.acquire(&slots[2], || Ok(file())).unwrap();
+        assert_eq!(handles.open_files(), 2);
+        handles.acquire(&slots[1], || panic!("it is open")).unwrap();
+        for slot in &slots {
+            handles.release(slot);
+            handles.release(slot);
+        }
+        assert_eq!((handles.open_files(), handles.ring.lock().open), (0, 0));
+    }
+
+    #[test]
+    fn threads_share_few_handles() {
+        let handles = FileHandles::new(3);
+        let slots = slots(10);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (handles, slots) = (&handles, &slots);
+                scope.spawn(move || {
+                    for round in 0..3000 {
+                        let slot = &slots[(round * 7 + thread) % slots.len()];
+                        handles.acquire(slot, || Ok(file())).unwrap();
+                    }
+                });
+            }
+        });
+        let ring = handles.ring.lock();
+        assert_eq!(ring.open, ring.slots.len());
+        let held = slots
+            .iter()
+            .filter(|slot| slot.file.read().is_some())
+            .count();
+        assert_eq!(held, ring.slots.len());
+        assert!(held <= 3);
+    }
+}

@@ -1,0 +1,446 @@
+//! Looks keys up in a table.
+//!
+//! Resident are the leaf and the offsets of the blocks. A lookup asks the leaf, reads the block it
+//! names, through the cache, and searches it. The index section is read, through the cache too, only
+//! by seeks and by the rare lookups that the leaf sends there.
+
+use crate::block::{Block, Lookup, Payload};
+use crate::block_cursor::BlockCursor;
+use crate::block_offsets::BlockOffsets;
+use crate::error::{Damage, Result, TableError};
+use crate::file_handles::HandleSlot;
+use crate::iterator::{IteratorOptions, TableIterator};
+use crate::leaf::{Leaf, LeafBytes, Probe};
+use crate::shared::TableShared;
+use crate::table_layout::{ChecksumSeed, Footer, MAX_BLOCK_BYTES, Properties, TRAILER_BYTES};
+use crate::{EntryKind, HashFunction, TableOptions, hash_key, varint};
+use lightkv_vfs::{OpenMode, Vfs, VfsFile};
+use std::cmp::Ordering;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering as MemoryOrdering};
+
+/// One version of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its sequence number.
+    pub sequence: u64,
+    /// What it says about the key.
+    pub kind: EntryKind,
+    /// Its value, or the reference to it.
+    pub value: Box<[u8]>,
+}
+
+/// Where a reader got its leaf from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeafSource {
+    /// From the caller of [`TableReader::open`].
+    Given,
+    /// From the file: none was given, or the given one was damaged.
+    File,
+    /// It was made from the entries: the file's copy was damaged, too.
+    Rebuilt,
+    /// There is none, because an entry cannot be read either: lookups search the index, which costs
+    /// reads, and those that meet the damage fail.
+    Index,
+}
+
+/// An open table. Shared freely between threads; holds no lock during reads.
+pub struct TableReader {
+    pub(crate) vfs: Arc<dyn Vfs>,
+    pub(crate) path: PathBuf,
+    pub(crate) table_id: u64,
+    pub(crate) options: TableOptions,
+    pub(crate) hash: HashFunction,
+    pub(crate) shared: Arc<TableShared>,
+    pub(crate) handle: Arc<HandleSlot>,
+    pub(crate) seed: ChecksumSeed,
+    pub(crate) footer: Footer,
+    pub(crate) properties: Properties,
+    pub(crate) offsets: BlockOffsets,
+    pub(crate) leaf: Leaf,
+    pub(crate) leaf_source: LeafSource,
+    pub(crate) obsolete: AtomicBool,
+}
+
+impl fmt::Debug for TableReader {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("TableReader")
+            .field("path", &self.path)
+            .field("entries", &self.properties.entries)
+            .field("blocks", &self.offsets.blocks())
+            .finish_non_exhaustive()
+    }
+}
+
+impl TableReader {
+    /// Opens a table: reads its end, in one or two reads, and its leaf if `leaf` is `None`. A `leaf`
+    /// that is damaged or of another table is replaced by the file's, and that one if necessary by one
+    /// made from all entries; see [`TableReader::leaf_source`].
+    ///
+    /// Fails with [`TableError::Foreign`] for what is no table of this store,
+    /// [`TableError::NewerVersion`] for a later format, [`TableError::Corruption`] for a damaged or
+    /// truncated file or one that is another table.
+    pub fn open(
+        vfs: Arc<dyn Vfs>,
+        path: impl AsRef<Path>,
+        table_id: u64,
+        options: TableOptions,
+        leaf: Option<Box<dyn LeafBytes>>,
+        shared: Arc<TableShared>,
+    ) -> Result<Self> {
+        Self::open_with_hash(
+            vfs,
+            path.as_ref(),
+            table_id,
+            options,
+            leaf,
+            shared,
+            hash_key,
+        )
+    }
+
+    /// The newest version of `key` with a sequence number of at most `max_sequence`, which may be a
+    /// tombstone. `hash` must be the key's [`hash_key`] with the store's seed. Costs no read if the key
+    /// is not in the table (but one in 65,536 times), and one if it is, or none if cached. A version
+    /// older than many others of its key may take further blocks.
+    #[inline]
+    pub fn get(&self, key: &[u8], hash: u64, max_sequence: u64) -> Result<Option<Found>> {
+        self.get_with(key, hash, max_sequence, true)
+    }
+
+    /// As [`TableReader::get`]; with `fill_cache` false, a block that was not cached is not cached now.
+    pub fn get_with(
+        &self,
+        key: &[u8],
+        hash: u64,
+        max_sequence: u64,
+        fill_cache: bool,
+    ) -> Result<Option<Found>> {
+        if key < &*self.properties.smallest_key
+            || key > &*self.properties.largest_key
+            || max_sequence < self.properties.min_sequence
+        {
+            return Ok(None);
+        }
+        self.shared.counters.leaf_probes.add(1);
+        let (mut block, probed) = match self.leaf.probe(hash) {
+            Probe::Absent => return Ok(None),
+            Probe::Block(block) => (block, true),
+            Probe::SearchIndex => (
+                self.locate(key, max_sequence, &mut BlockCursor::default(), fill_cache)?,
+                false,
+            ),
+        };
+        let mut first = true;
+        loop {
+            let (offset, loaded) = self.load_block(block, fill_cache)?;
+            let payload = loaded.payload();
+            match payload
+                .find(key, max_sequence)
+                .map_err(|damage| self.damage(damage, offset))?
+            {
+                Lookup::Found {
+                    sequence,
+                    kind,
+                    value,
+                } => {
+                    let value = payload.slice(value).into();
+                    return Ok(Some(Found {
+                        sequence,
+                        kind,
+                        value,
+                    }));
+                }
+                Lookup::Continues if block + 1 < self.offsets.blocks() => block += 1,
+                Lookup::Absent if first && probed => {
+                    self.shared.counters.false_matches.add(1);
+                    return Ok(None);
+                }
+                Lookup::Absent | Lookup::Continues | Lookup::TooNew => return Ok(None),
+            }
+            first = false;
+        }
+    }
+
+    /// An iterator over the table, not yet placed.
+    pub fn iter(self: &Arc<Self>, options: IteratorOptions) -> TableIterator {
+        TableIterator::new(Arc::clone(self), options)
+    }
+
+    /// Makes the last owner of this reader remove the file and its cached blocks. Until then all
+    /// reads go on, also if the file has to be opened again. The caller has made sure that nothing
+    /// durable refers to the table any more; a failure to remove is counted in
+    /// [`CounterValues::failed_removals`](crate::CounterValues::failed_removals).
+    pub fn delete_on_drop(&self) {
+        // Relaxed: `drop` has exclusive access, and the reference count orders it behind this.
+        self.obsolete.store(true, MemoryOrdering::Relaxed);
+    }
+
+    /// Number of the table.
+    pub fn id(&self) -> u64 {
+        self.table_id
+    }
+
+    /// Path of the file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// First key.
+    pub fn smallest_key(&self) -> &[u8] {
+        &self.properties.smallest_key
+    }
+
+    /// Last key.
+    pub fn largest_key(&self) -> &[u8] {
+        &self.properties.largest_key
+    }
+
+    /// Number of entries.
+    pub fn entries(&self) -> u64 {
+        self.properties.entries
+    }
+
+    /// Number of different keys.
+    pub fn distinct_keys(&self) -> u64 {
+        self.properties.distinct_keys
+    }
+
+    /// Number of entries that are tombstones.
+    pub fn tombstones(&self) -> u64 {
+        self.properties.tombstones
+    }
+
+    /// Lowest sequence number of all entries.
+    pub fn min_sequence(&self) -> u64 {
+        self.properties.min_sequence
+    }
+
+    /// Highest sequence number of all entries.
+    pub fn max_sequence(&self) -> u64 {
+        self.properties.max_sequence
+    }
+
+    /// Value files that entries refer to, ascending.
+    pub fn references(&self) -> &[u64] {
+        &self.properties.references
+    }
+
+    /// Length of the file in bytes.
+    pub fn file_len_bytes(&self) -> u64 {
+        self.footer.file_len
+    }
+
+    /// Number of blocks.
+    pub fn blocks(&self) -> u32 {
+        self.offsets.blocks()
+    }
+
+    /// Memory this reader keeps for finding entries, leaf included wherever it lies, in bytes.
+    pub fn resident_index_bytes(&self) -> usize {
+        self.leaf.len_bytes()
+            + self.offsets.len_bytes()
+            + self.properties.smallest_key.len()
+            + self.properties.largest_key.len()
+            + size_of_val(&*self.properties.references)
+    }
+
+    /// The leaf in use.
+    pub fn leaf(&self) -> &Leaf {
+        &self.leaf
+    }
+
+    /// Where the leaf came from. If one was given and this is not [`LeafSource::Given`], the caller's
+    /// copy is useless and should be replaced by [`Leaf::as_bytes`].
+    pub fn leaf_source(&self) -> LeafSource {
+        self.leaf_source
+    }
+
+    /// The table's caches and counters.
+    pub fn shared(&self) -> &Arc<TableShared> {
+        &self.shared
+    }
+
+    /// Locates damage in a block.
+    #[cold]
+    pub(crate) fn damage(&self, damage: Damage, offset: u64) -> TableError {
+        damage.at(&self.path, offset)
+    }
+
+    /// The open file.
+    pub(crate) fn file(&self) -> Result<Arc<dyn VfsFile>> {
+        self.shared
+            .handles
+            .acquire(&self.handle, || self.vfs.open(&self.path, OpenMode::Read))
+            .map_err(|error| TableError::from_io(&self.path, "open", 0, error))
+    }
+
+    /// Reads part of the file, uncounted.
+    pub(crate) fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        self.file()?
+            .read_exact_at(buffer, offset)
+            .map_err(|error| TableError::from_io(&self.path, "read", offset, error))
+    }
+
+    /// Reads blocks, counted.
+    pub(crate) fn read_blocks(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        self.shared.counters.table_reads.add(1);
+        self.shared
+            .counters
+            .table_bytes_read
+            .add(buffer.len() as u64);
+        self.read_at(buffer, offset)
+    }
+
+    /// Offset and stored length of a data block.
+    #[inline]
+    pub(crate) fn block_place(&self, block: u32) -> Result<(u64, usize)> {
+        self.offsets
+            .block(block, self.footer.blocks_end)
+            .map_err(|damage| self.damage(damage, self.footer.offsets_offset))
+    }
+
+    /// A data block, from the cache or the file, and its offset.
+    #[inline]
+    pub(crate) fn load_block(&self, block: u32, fill_cache: bool) -> Result<(u64, Arc<Block>)> {
+        let (offset, len) = self.block_place(block)?;
+        Ok((offset, self.load_stored(offset, len, fill_cache)?))
+    }
+
+    /// The block stored at a place that was checked to lie in the file.
+    #[inline]
+    pub(crate) fn load_stored(
+        &self,
+        offset: u64,
+        len: usize,
+        fill_cache: bool,
+    ) -> Result<Arc<Block>> {
+        if let Some(block) = self.shared.cached((self.table_id, offset)) {
+            return Ok(block);
+        }
+        self.read_stored(offset, len, fill_cache)
+    }
+
+    pub(crate) fn read_stored(
+        &self,
+        offset: u64,
+        len: usize,
+        fill_cache: bool,
+    ) -> Result<Arc<Block>> {
+        let mut stored = vec![0; len];
+        self.read_blocks(&mut stored, offset)?;
+        let block = Block::from_stored(stored, self.seed, offset)
+            .map_err(|damage| self.damage(damage, offset))?;
+        let block = Arc::new(block);
+        if fill_cache {
+            self.shared
+                .cache((self.table_id, offset), Arc::clone(&block));
+        }
+        Ok(block)
+    }
+
+    /// The block that holds the first entry at or behind (`key`, `sequence`), unless that is the first
+    /// of the next block: found by the index section, with `cursor` for scratch.
+    pub(crate) fn locate(
+        &self,
+        key: &[u8],
+        sequence: u64,
+        cursor: &mut BlockCursor,
+        fill_cache: bool,
+    ) -> Result<u32> {
+        let (root_offset, root_len) = (self.footer.root_offset, self.footer.root_len as usize);
+        let root = self.load_stored(root_offset, root_len, fill_cache)?;
+        let [offset, len] = separator_at_or_before(root.payload(), cursor, key, sequence)
+            .map_err(|damage| self.damage(damage, root_offset))?;
+        let inside = offset >= self.footer.blocks_end
+            && len > TRAILER_BYTES as u64
+            && len <= MAX_BLOCK_BYTES as u64
+            && offset
+                .checked_add(len)
+                .is_some_and(|end| end <= root_offset);
+        if !inside {
+            return Err(self.damage(Damage("a part of the index lies outside it"), root_offset));
+        }
+        let partition = self.load_stored(offset, len as usize, fill_cache)?;
+        let [block, block_offset, block_len] =
+            separator_at_or_before(partition.payload(), cursor, key, sequence)
+                .map_err(|damage| self.damage(damage, offset))?;
+        let number = u32::try_from(block)
+            .ok()
+            .filter(|block| *block < self.offsets.blocks());
+        let known = number.map(|number| self.block_place(number)).transpose()?;
+        match (number, known) {
+            (Some(number), Some(place)) if place == (block_offset, block_len as usize) => {
+                Ok(number)
+            }
+            _ => Err(self.damage(Damage("the index contradicts the block offsets"), offset)),
+        }
+    }
+}
+
+impl TableReader {
+    /// Drops the cached parts of the index, as far as the cached root names them; others age out.
+    fn forget_index(&self) {
+        let root_key = (self.table_id, self.footer.root_offset);
+        if let Some(root) = self.shared.cached(root_key) {
+            let mut cursor = BlockCursor::default();
+            let mut more = cursor.seek_first(root.payload()).is_ok();
+            while more {
+                if let Ok([offset, _]) = index_numbers(cursor.value(root.payload())) {
+                    self.shared.forget_block((self.table_id, offset));
+                }
+                more = cursor.next(root.payload()).unwrap_or(false);
+            }
+            self.shared.forget_block(root_key);
+        }
+    }
+}
+
+impl Drop for TableReader {
+    fn drop(&mut self) {
+        self.shared.handles.release(&self.handle);
+        // Relaxed: see `delete_on_drop`.
+        if !self.obsolete.load(MemoryOrdering::Relaxed) {
+            return;
+        }
+        if self.vfs.remove_file(&self.path).is_err() {
+            self.shared.counters.failed_removals.add(1);
+        }
+        for block in 0..self.offsets.blocks() {
+            if let Ok((offset, _)) = self.block_place(block) {
+                self.shared.forget_block((self.table_id, offset));
+            }
+        }
+        self.forget_index();
+    }
+}
+
+/// The numbers of the last index entry at or before (`key`, `sequence`).
+fn separator_at_or_before<const COUNT: usize>(
+    payload: Payload<'_>,
+    cursor: &mut BlockCursor,
+    key: &[u8],
+    sequence: u64,
+) -> Result<[u64; COUNT], Damage> {
+    let at_or_behind = cursor.seek(payload, key, sequence)?;
+    if at_or_behind && cursor.order(key, sequence) != Ordering::Equal && !cursor.prev(payload)? {
+        return Err(Damage("the index starts too late"));
+    }
+    index_numbers(cursor.value(payload))
+}
+
+/// Decodes the value of an index entry.
+pub(crate) fn index_numbers<const COUNT: usize>(value: &[u8]) -> Result<[u64; COUNT], Damage> {
+    let mut numbers = [0; COUNT];
+    let mut at = 0;
+    for number in &mut numbers {
+        *number = varint::get(value, &mut at)?;
+    }
+    if at != value.len() {
+        return Err(Damage("an index entry is too long"));
+    }
+    Ok(numbers)
+}

@@ -1,0 +1,479 @@
+//! Writes a table.
+//!
+//! Entries go straight into the buffer that is written to the file, so a value is copied once. The
+//! buffer leaves in pieces of whole pages and about 1 MiB, and the kernel is asked to write each piece
+//! back at once: the sync at the end then finds little left to do.
+
+use crate::block_builder::{BlockBuilder, NewEntry, common_prefix_len};
+use crate::block_offsets::BlockOffsets;
+use crate::compressor::Compressor;
+use crate::error::{Result, TableError};
+use crate::index_builder::{IndexBlock, Separators};
+use crate::leaf::{LeafIdentity, build_leaf, hash_check};
+use crate::shared::TableShared;
+use crate::table_layout::{
+    BLOCK_RAW, ChecksumSeed, FOOTER_BYTES, Footer, MAX_BLOCK_BYTES, Properties, TRAILER_BYTES,
+    encode_header,
+};
+use crate::{
+    Compression, EntryKind, HashFunction, MAX_KEY_BYTES, MAX_VALUE_BYTES, TableOptions, hash_key,
+};
+use lightkv_vfs::{OpenMode, Vfs, VfsFile};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const WRITE_CHUNK_BYTES: usize = 1 << 20;
+const PAGE_BYTES: usize = 4096;
+/// Every so many entries a key of a data block is stored whole: a lookup decodes half as many.
+const RESTART_INTERVAL: u32 = 8;
+/// Payload of one block of the index.
+const INDEX_PARTITION_BYTES: usize = 8192;
+
+/// What a finished table is.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TableSummary {
+    /// Number of the table.
+    pub table_id: u64,
+    /// Length of the file in bytes.
+    pub file_len_bytes: u64,
+    /// Number of entries.
+    pub entries: u64,
+    /// Number of different keys.
+    pub distinct_keys: u64,
+    /// Number of entries that are tombstones.
+    pub tombstones: u64,
+    /// First key.
+    pub smallest_key: Box<[u8]>,
+    /// Last key.
+    pub largest_key: Box<[u8]>,
+    /// Lowest sequence number of all entries.
+    pub min_sequence: u64,
+    /// Highest sequence number of all entries.
+    pub max_sequence: u64,
+    /// Value files that entries refer to, ascending.
+    pub references: Box<[u64]>,
+    /// The persistent leaf; the file has a copy of it.
+    pub leaf: Vec<u8>,
+    /// What an open reader of this table keeps in memory, leaf included, in bytes.
+    pub resident_index_bytes: usize,
+}
+
+impl fmt::Debug for TableSummary {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("TableSummary")
+            .field("table_id", &self.table_id)
+            .field("file_len_bytes", &self.file_len_bytes)
+            .field("entries", &self.entries)
+            .field("distinct_keys", &self.distinct_keys)
+            .field("tombstones", &self.tombstones)
+            .field("leaf_len_bytes", &self.leaf.len())
+            .field("resident_index_bytes", &self.resident_index_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Writes one table, entry by entry in order. Dropped without [`finish`](TableWriter::finish), it
+/// removes its file.
+pub struct TableWriter {
+    vfs: Arc<dyn Vfs>,
+    file: Arc<dyn VfsFile>,
+    path: PathBuf,
+    table_id: u64,
+    options: TableOptions,
+    hash: HashFunction,
+    shared: Option<Arc<TableShared>>,
+    finished: bool,
+    /// A write failed: entries may be missing.
+    failed: bool,
+
+    seed: ChecksumSeed,
+    /// Bytes not yet written; the first of them belongs at `written`.
+    buffer: Vec<u8>,
+    written: u64,
+    block: BlockBuilder,
+    compressor: Compressor,
+
+    last_key: Vec<u8>,
+    last_sequence: u64,
+    /// Starts of the finished blocks; the last element is where the current one starts.
+    offsets: Vec<u64>,
+    hashes: Vec<u64>,
+    hash_blocks: Vec<u32>,
+    separators: Separators,
+    properties: Properties,
+    references: Vec<u64>,
+}
+
+impl fmt::Debug for TableWriter {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("TableWriter")
+            .field("path", &self.path)
+            .field("entries", &self.properties.entries)
+            .finish_non_exhaustive()
+    }
+}
+
+impl TableWriter {
+    /// Creates the file of a new table; it must not exist. `table_id` must never have been used in
+    /// this store: cached blocks are known by it.
+    pub fn create(
+        vfs: Arc<dyn Vfs>,
+        path: impl AsRef<Path>,
+        table_id: u64,
+        options: TableOptions,
+    ) -> Result<Self> {
+        Self::create_with_hash(vfs, path.as_ref(), table_id, options, hash_key)
+    }
+
+    pub(crate) fn create_with_hash(
+        vfs: Arc<dyn Vfs>,
+        path: &Path,
+        table_id: u64,
+        options: TableOptions,
+        hash: HashFunction,
+    ) -> Result<Self> {
+        let file = vfs
+            .open(path, OpenMode::CreateNew)
+            .map_err(|error| TableError::from_io(path, "creation", 0, error))?;
+        let mut buffer = Vec::with_capacity(WRITE_CHUNK_BYTES + WRITE_CHUNK_BYTES / 16);
+        buffer.extend_from_slice(&encode_header(options.store_identity, table_id));
+        let offsets = vec![buffer.len() as u64];
+        Ok(Self {
+            vfs,
+            file,
+            path: path.to_path_buf(),
+            table_id,
+            options: TableOptions {
+                block_bytes: options.block_bytes.clamp(64, 1 << 20),
+                ..options
+            },
+            hash,
+            shared: None,
+            finished: false,
+            failed: false,
+            seed: ChecksumSeed::new(options.store_identity, table_id),
+            buffer,
+            written: 0,
+            block: BlockBuilder::new(RESTART_INTERVAL),
+            compressor: Compressor::default(),
+            last_key: Vec::new(),
+            last_sequence: 0,
+            offsets,
+            hashes: Vec::new(),
+            hash_blocks: Vec::new(),
+            separators: Separators::default(),
+            properties: Properties {
+                min_sequence: u64::MAX,
+                ..Properties::default()
+            },
+            references: Vec::new(),
+        })
+    }
+
+    /// Lets [`TableShared::counters`] know of the bytes written.
+    pub fn with_shared(mut self, shared: Arc<TableShared>) -> Self {
+        self.shared = Some(shared);
+        self
+    }
+
+    /// Adds the next entry: its key above the last one, or the same with a lower sequence number;
+    /// otherwise, or beyond the limits of keys and values, [`TableError::InvalidInput`] and nothing
+    /// changes. After any other error the table cannot be finished.
+    #[inline]
+    pub fn add(&mut self, key: &[u8], sequence: u64, kind: EntryKind, value: &[u8]) -> Result<()> {
+        if key.len() > MAX_KEY_BYTES || value.len() > MAX_VALUE_BYTES {
+            return Err(self.invalid("a key or value is too long for a table"));
+        }
+        if self.failed {
+            return Err(self.invalid("an earlier write failed"));
+        }
+        let shared = common_prefix_len(&self.last_key, key);
+        let first = self.properties.entries == 0;
+        let same_key = !first && shared == key.len() && shared == self.last_key.len();
+        if !first {
+            let ascending = if same_key {
+                sequence < self.last_sequence
+            } else {
+                self.last_key.get(shared) < key.get(shared)
+            };
+            if !ascending {
+                return Err(self.invalid("entries are not in ascending order"));
+            }
+        }
+        let entry = NewEntry {
+            key,
+            shared,
+            sequence,
+            kind,
+            value,
+        };
+        if self.block.entries() > 0
+            && self.block.len_with(&self.buffer, entry) + TRAILER_BYTES > self.options.block_bytes
+        {
+            self.finish_block()?;
+        }
+        if self.block.entries() == 0 {
+            self.separators.push(key, shared, sequence, first, same_key);
+        }
+        if !same_key {
+            self.hashes.push((self.hash)(self.options.hash_seed, key));
+            // More blocks than this are refused by `finish_block`.
+            self.hash_blocks.push((self.offsets.len() - 1) as u32);
+            self.properties.distinct_keys += 1;
+            if first {
+                self.properties.smallest_key = key.into();
+            }
+            self.last_key.truncate(shared);
+            self.last_key.extend_from_slice(&key[shared..]);
+        }
+        self.block.add(&mut self.buffer, entry);
+        self.last_sequence = sequence;
+        self.properties.entries += 1;
+        self.properties.tombstones += u64::from(kind == EntryKind::Delete);
+        self.properties.min_sequence = self.properties.min_sequence.min(sequence);
+        self.properties.max_sequence = self.properties.max_sequence.max(sequence);
+        Ok(())
+    }
+
+    /// Notes that entries refer to a value file. Any order, repetitions allowed.
+    pub fn add_reference(&mut self, value_file: u64) {
+        if self.references.last() != Some(&value_file) {
+            self.references.push(value_file);
+            // Neighbouring entries rarely alternate between many files; if they do, keep it bounded.
+            if self.references.len() >= 1024 && self.references.len().is_power_of_two() {
+                self.references.sort_unstable();
+                self.references.dedup();
+            }
+        }
+    }
+
+    /// Number of entries added.
+    pub fn entries(&self) -> u64 {
+        self.properties.entries
+    }
+
+    /// About how long the file would be if finished now, in bytes.
+    #[inline]
+    pub fn estimated_len_bytes(&self) -> u64 {
+        const LEAF_BYTES_PER_KEY: u64 = 5;
+        self.written
+            + self.buffer.len() as u64
+            + self.separators.len_bytes() as u64
+            + LEAF_BYTES_PER_KEY * self.hashes.len() as u64
+            + 2 * self.offsets.len() as u64
+            + FOOTER_BYTES as u64
+    }
+
+    /// Writes the rest and makes the file durable (`fdatasync`). Its name is durable only after a sync
+    /// of the directory, which is the caller's. A table without entries is refused.
+    pub fn finish(mut self) -> Result<TableSummary> {
+        if self.failed {
+            return Err(self.invalid("an earlier write failed"));
+        }
+        if self.properties.entries == 0 {
+            return Err(self.invalid("a table needs at least one entry"));
+        }
+        self.finish_block()?;
+        self.references.sort_unstable();
+        self.references.dedup();
+        self.properties.references = std::mem::take(&mut self.references).into();
+        self.properties.largest_key = self.last_key.as_slice().into();
+        let (leaf, resident_index_bytes) = self.write_tail()?;
+        self.write(true)?;
+        self.file
+            .sync_data()
+            .map_err(|error| TableError::from_io(&self.path, "sync", 0, error))?;
+        self.finished = true;
+        if let Some(shared) = &self.shared {
+            shared.counters.table_bytes_written.add(self.written);
+        }
+        let properties = std::mem::take(&mut self.properties);
+        Ok(TableSummary {
+            table_id: self.table_id,
+            file_len_bytes: self.written,
+            entries: properties.entries,
+            distinct_keys: properties.distinct_keys,
+            tombstones: properties.tombstones,
+            smallest_key: properties.smallest_key,
+            largest_key: properties.largest_key,
+            min_sequence: properties.min_sequence,
+            max_sequence: properties.max_sequence,
+            references: properties.references,
+            leaf,
+            resident_index_bytes,
+        })
+    }
+
+    /// Gives up and removes the file. Without a sync of the directory the name may come back after
+    /// power loss.
+    pub fn abandon(mut self) -> Result<()> {
+        self.finished = true;
+        self.vfs
+            .remove_file(&self.path)
+            .map_err(|error| TableError::from_io(&self.path, "removal", 0, error))
+    }
+
+    fn invalid(&self, message: &str) -> TableError {
+        TableError::InvalidInput {
+            file: self.path.clone(),
+            message: message.to_owned(),
+        }
+    }
+
+    fn position(&self) -> u64 {
+        self.written + self.buffer.len() as u64
+    }
+
+    fn finish_block(&mut self) -> Result<()> {
+        let start = self.block.finish(&mut self.buffer);
+        let compression = match self.options.compression {
+            Compression::None => BLOCK_RAW,
+            Compression::Lz4 => self.compressor.compress(&mut self.buffer, start),
+        };
+        self.append_trailer(start, compression);
+        self.offsets.push(self.position());
+        if self.offsets.len() > u32::MAX as usize / 2 {
+            return Err(self.invalid("a table cannot have so many blocks"));
+        }
+        if self.buffer.len() >= WRITE_CHUNK_BYTES {
+            self.write(false)?;
+        }
+        Ok(())
+    }
+
+    /// Completes the block whose payload lies in the buffer from `start` on.
+    fn append_trailer(&mut self, start: usize, compression: u8) {
+        self.buffer.push(compression);
+        let offset = self.written + start as u64;
+        let crc = self.seed.checksum(offset, &self.buffer[start..]);
+        self.buffer.extend_from_slice(&crc.to_le_bytes());
+    }
+
+    /// Writes the buffer: whole pages of it, or all.
+    fn write(&mut self, all: bool) -> Result<()> {
+        let len = if all {
+            self.buffer.len()
+        } else {
+            self.buffer.len() / PAGE_BYTES * PAGE_BYTES
+        };
+        if let Err(error) = self.file.write_all_at(&self.buffer[..len], self.written) {
+            self.failed = true;
+            return Err(TableError::from_io(
+                &self.path,
+                "write",
+                self.written,
+                error,
+            ));
+        }
+        // A hint: whatever is wrong with the device, the sync will tell.
+        let _ = self.file.start_writeback(self.written, len as u64);
+        self.written += len as u64;
+        self.buffer.copy_within(len.., 0);
+        self.buffer.truncate(self.buffer.len() - len);
+        Ok(())
+    }
+
+    /// Appends everything behind the data blocks; returns the leaf and the resident size.
+    fn write_tail(&mut self) -> Result<(Vec<u8>, usize)> {
+        let blocks_end = self.position();
+        let block_count = (self.offsets.len() - 1) as u32;
+        let (root_offset, root_len) = self.write_index()?;
+        let leaf = build_leaf(
+            LeafIdentity {
+                table_id: self.table_id,
+                store_identity: self.options.store_identity,
+                hash_check: hash_check(self.hash, self.options.hash_seed),
+                blocks: block_count,
+            },
+            &self.hashes,
+            &self.hash_blocks,
+        );
+        let leaf_offset = self.position();
+        self.buffer.extend_from_slice(&leaf);
+        let offsets = BlockOffsets::encode(&self.offsets);
+        let offsets_offset = self.position();
+        self.buffer.extend_from_slice(&offsets);
+        let properties = self.properties.encode();
+        let properties_offset = self.position();
+        self.buffer.extend_from_slice(&properties);
+        let properties_len = u32::try_from(properties.len())
+            .map_err(|_| self.invalid("a table cannot refer to so many value files"))?;
+        let footer = Footer {
+            table_id: self.table_id,
+            store_identity: self.options.store_identity,
+            file_len: self.position() + FOOTER_BYTES as u64,
+            blocks_end,
+            root_offset,
+            root_len,
+            block_count,
+            leaf_offset,
+            leaf_len: leaf.len() as u64,
+            offsets_offset,
+            offsets_len: offsets.len() as u64,
+            properties_offset,
+            properties_len,
+            offsets_crc: self.seed.checksum(offsets_offset, &offsets),
+            properties_crc: self.seed.checksum(properties_offset, &properties),
+        };
+        self.buffer.extend_from_slice(&footer.encode());
+        let resident = leaf.len()
+            + offsets.len()
+            + self.properties.smallest_key.len()
+            + self.properties.largest_key.len()
+            + self.properties.references.len() * size_of::<u64>();
+        Ok((leaf, resident))
+    }
+
+    /// Appends the index: its partitions, then the root. Returns the root's place and stored length.
+    fn write_index(&mut self) -> Result<(u64, u32)> {
+        let separators = std::mem::take(&mut self.separators);
+        let mut root = IndexBlock::new();
+        let mut root_payload = Vec::new();
+        let mut partition = IndexBlock::new();
+        let mut first = 0;
+        for block in 0..separators.len() {
+            let (key, sequence) = separators.get(block);
+            let (start, end) = (self.offsets[block], self.offsets[block + 1]);
+            let numbers = [block as u64, start, end - start];
+            partition.add(&mut self.buffer, key, sequence, &numbers);
+            let last = block + 1 == separators.len();
+            if last || self.buffer.len() - partition.builder.start() >= INDEX_PARTITION_BYTES {
+                let start = partition.builder.finish(&mut self.buffer);
+                let offset = self.written + start as u64;
+                self.append_trailer(start, BLOCK_RAW);
+                let (key, sequence) = separators.get(first);
+                root.add(
+                    &mut root_payload,
+                    key,
+                    sequence,
+                    &[offset, self.position() - offset],
+                );
+                first = block + 1;
+                if self.buffer.len() >= WRITE_CHUNK_BYTES {
+                    self.write(false)?;
+                }
+            }
+        }
+        root.builder.finish(&mut root_payload);
+        if root_payload.len() + TRAILER_BYTES > MAX_BLOCK_BYTES {
+            return Err(self.invalid("the index of a table is too long"));
+        }
+        let start = self.buffer.len();
+        let root_offset = self.position();
+        self.buffer.extend_from_slice(&root_payload);
+        self.append_trailer(start, BLOCK_RAW);
+        Ok((root_offset, (root_payload.len() + TRAILER_BYTES) as u32))
+    }
+}
+
+impl Drop for TableWriter {
+    fn drop(&mut self) {
+        if !self.finished {
+            // Nobody refers to the file. If this fails, the next open of the store removes it.
+            let _ = self.vfs.remove_file(&self.path);
+        }
+    }
+}

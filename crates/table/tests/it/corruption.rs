@@ -1,0 +1,233 @@
+//! Every byte of a table damaged in several ways: the right answer or a typed error, nothing else.
+
+use crate::support::*;
+use lightkv_table::{
+    Compression, IteratorOptions, LeafSource, TableError, TableOptions, TableReader, hash_key,
+};
+use lightkv_vfs::{OpenMode, Vfs};
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+fn small_table(compression: Compression) -> (TableOptions, Model, Vec<u8>) {
+    let options = TableOptions {
+        block_bytes: 200,
+        compression,
+        ..options()
+    };
+    let model = random_model(&mut rng(3), 14, 60);
+    let vfs = memory();
+    let summary = write(&vfs, options, &model);
+    let mut bytes = vec![0; summary.file_len_bytes as usize];
+    let file = vfs.open(&path(), OpenMode::Read).unwrap();
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    (options, model, bytes)
+}
+
+fn store(bytes: &[u8]) -> Arc<dyn Vfs> {
+    let vfs = memory();
+    let file = vfs.open(&path(), OpenMode::CreateNew).unwrap();
+    file.write_all_at(bytes, 0).unwrap();
+    vfs
+}
+
+/// How much of a damaged table still works.
+#[derive(Debug, Default)]
+struct Outcome {
+    opened: bool,
+    leaf_lost: bool,
+    get_errors: usize,
+    walk_error: bool,
+    verify_error: bool,
+}
+
+fn is_typed(error: &TableError) {
+    match error {
+        TableError::Corruption { file, .. }
+        | TableError::Foreign { file }
+        | TableError::NewerVersion { file, .. } => assert_eq!(file, &path()),
+        other => panic!("{other}"),
+    }
+}
+
+fn examine(bytes: &[u8], options: TableOptions, model: &Model) -> Outcome {
+    let mut outcome = Outcome::default();
+    let vfs = store(bytes);
+    let opened = TableReader::open(vfs, path(), TABLE_ID, options, None, shared());
+    let reader = match opened {
+        Ok(reader) => Arc::new(reader),
+        Err(error) => {
+            is_typed(&error);
+            return outcome;
+        }
+    };
+    outcome.opened = true;
+    outcome.leaf_lost = reader.leaf_source() != LeafSource::File;
+    let mut lookup = |key: &[u8], bound: u64| match reader.get(key, hash_key(SEED, key), bound) {
+        Ok(found) => {
+            let found = found.map(|found| (found.sequence, found.kind, found.value.into_vec()));
+            assert_eq!(found, model_get(model, key, bound));
+        }
+        Err(error) => {
+            is_typed(&error);
+            outcome.get_errors += 1;
+        }
+    };
+    for (key, Reverse(sequence)) in model.keys() {
+        lookup(key, u64::MAX);
+        lookup(key, *sequence);
+        lookup(&[key.as_slice(), b"!"].concat(), u64::MAX);
+    }
+    for backward in [false, true] {
+        let mut iterator = reader.iter(IteratorOptions::default());
+        let mut step = if backward {
+            iterator.seek_last()
+        } else {
+            iterator.seek_first()
+        };
+        let mut expected: Vec<_> = model.iter().collect();
+        if backward {
+            expected.reverse();
+        }
+        let mut expected = expected.into_iter();
+        loop {
+            if let Err(error) = step {
+                is_typed(&error);
+                assert!(!iterator.valid());
+                outcome.walk_error = true;
+                break;
+            }
+            let entry = expected.next();
+            assert_eq!(iterator.valid(), entry.is_some());
+            let Some(((key, Reverse(sequence)), (kind, value))) = entry else {
+                break;
+            };
+            assert_eq!(
+                (iterator.key(), iterator.value()),
+                (key.as_slice(), value.as_slice())
+            );
+            assert_eq!((iterator.sequence(), iterator.kind()), (*sequence, *kind));
+            step = if backward {
+                iterator.prev()
+            } else {
+                iterator.next()
+            };
+        }
+    }
+    let mut iterator = reader.iter(IteratorOptions::default());
+    for (key, _) in model.keys() {
+        match iterator.seek(key) {
+            Ok(()) => assert_eq!(iterator.key(), key.as_slice()),
+            Err(error) => is_typed(&error),
+        }
+    }
+    match reader.verify() {
+        Ok(_) => {}
+        Err(error) => {
+            is_typed(&error);
+            outcome.verify_error = true;
+        }
+    }
+    outcome
+}
+
+#[test]
+fn every_byte_damaged() {
+    for compression in [Compression::None, Compression::Lz4] {
+        let (options, model, good) = small_table(compression);
+        let untouched = examine(&good, options, &model);
+        assert!(untouched.opened && !untouched.leaf_lost);
+        assert!(!untouched.verify_error && !untouched.walk_error && untouched.get_errors == 0);
+        let mut lost_leaves = 0;
+        for at in 0..good.len() {
+            for change in [0x10, good[at]] {
+                if change == 0 {
+                    continue;
+                }
+                let mut bad = good.clone();
+                // The last of them makes the byte zero.
+                bad[at] ^= change;
+                let outcome = examine(&bad, options, &model);
+                // Wherever the damage is, some check notices it, or the leaf is made anew.
+                let noticed = !outcome.opened || outcome.leaf_lost || outcome.verify_error;
+                assert!(noticed, "byte {at} changed by {change:#x}: {outcome:?}");
+                lost_leaves += usize::from(outcome.leaf_lost && outcome.get_errors == 0);
+            }
+        }
+        assert!(lost_leaves > 100);
+    }
+}
+
+#[test]
+fn every_truncation_and_some_extensions() {
+    let (options, model, good) = small_table(Compression::Lz4);
+    for len in 0..good.len() {
+        assert!(!examine(&good[..len], options, &model).opened, "{len}");
+    }
+    for more in [1, 128, 5000] {
+        let longer = [good.as_slice(), &vec![0; more]].concat();
+        assert!(!examine(&longer, options, &model).opened);
+    }
+    for len in [0, 1, 31, 127, 128, 5000] {
+        let vfs = store(&vec![0x5A; len]);
+        let result = TableReader::open(vfs, path(), TABLE_ID, options, None, shared());
+        assert!(matches!(result, Err(TableError::Foreign { .. })), "{len}");
+    }
+}
+
+#[test]
+fn zeroed_and_exchanged_sectors() {
+    let (options, model, good) = small_table(Compression::None);
+    // The same table written with other values: the same shape, other blocks.
+    let other_model: Model = model
+        .iter()
+        .map(|(place, (kind, value))| {
+            (
+                place.clone(),
+                (
+                    *kind,
+                    value.iter().map(|byte| byte.wrapping_add(1)).collect(),
+                ),
+            )
+        })
+        .collect();
+    let vfs = memory();
+    let summary = write(&vfs, options, &other_model);
+    assert_eq!(summary.file_len_bytes as usize, good.len());
+    for start in (0..good.len()).step_by(64) {
+        let end = (start + 512).min(good.len());
+        let mut zeroed = good.clone();
+        zeroed[start..end].fill(0);
+        examine(&zeroed, options, &model);
+        let mut moved = good.clone();
+        let length = end - start;
+        moved.copy_within(start..end, (good.len() - length) / 2);
+        if moved != good {
+            examine(&moved, options, &model);
+        }
+    }
+}
+
+#[test]
+fn a_newer_version_is_refused() {
+    let (options, _, mut bytes) = small_table(Compression::None);
+    let version_at = bytes.len() - 12;
+    bytes[version_at] = 9;
+    let open = |bytes: &[u8]| {
+        TableReader::open(store(bytes), path(), TABLE_ID, options, None, shared()).unwrap_err()
+    };
+    // Only the footer says so: damage.
+    assert!(matches!(open(&bytes), TableError::Corruption { .. }));
+    bytes[8] = 9;
+    let error = open(&bytes);
+    assert!(
+        matches!(
+            error,
+            TableError::NewerVersion {
+                found: 9,
+                supported: 1,
+                ..
+            }
+        ),
+        "{error}"
+    );
+}

@@ -1,0 +1,144 @@
+//! The promises about reads and memory.
+
+use crate::support::*;
+use lightkv_table::{EntryKind, IteratorOptions, TableReader, TableShared, hash_key};
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+fn key(number: u64) -> Vec<u8> {
+    format!("user{:016x}", number.wrapping_mul(0x9E37_79B9_7F4A_7C15)).into_bytes()
+}
+
+fn model(keys: u64, value_len: usize) -> Model {
+    let value = |number: u64| (EntryKind::Put, vec![number as u8; value_len]);
+    (0..keys)
+        .map(|number| ((key(number), Reverse(1_000_000 + number)), value(number)))
+        .collect()
+}
+
+#[test]
+fn resident_index_is_small() {
+    for (keys, value_len) in [(4_000, 1024), (20_000, 200)] {
+        let summary = write(&memory(), options(), &model(keys, value_len));
+        let per_key = summary.resident_index_bytes as f64 / keys as f64;
+        println!("{keys} keys of {value_len} B: {per_key:.2} B a key");
+        assert!(per_key <= 5.5, "{per_key}");
+        let leaf_per_key = summary.leaf.len() as f64 / keys as f64;
+        assert!(leaf_per_key <= 5.0, "{leaf_per_key}");
+    }
+}
+
+#[test]
+fn a_hit_is_one_read_and_a_miss_is_none() {
+    let keys = 20_000;
+    let vfs = memory();
+    write(&vfs, options(), &model(keys, 200));
+    let shared = Arc::new(TableShared::new(0, 4));
+    let reader = open(&vfs, options(), &shared);
+    for number in 0..keys {
+        let before = shared.counters();
+        assert!(get(&reader, &key(number), u64::MAX).is_some());
+        let after = shared.counters();
+        assert_eq!(after.table_reads, before.table_reads + 1);
+        assert!(after.table_bytes_read - before.table_bytes_read <= 4096);
+        assert_eq!(after.false_matches, before.false_matches);
+    }
+    let before = shared.counters();
+    let misses = 100_000;
+    for number in 0..misses {
+        assert_eq!(get(&reader, &key(1_000_000 + number), u64::MAX), None);
+    }
+    let after = shared.counters();
+    let reads = after.table_reads - before.table_reads;
+    println!("{misses} misses: {reads} reads");
+    // One in 65,536 is expected; ten is far out.
+    assert!(reads <= 10, "{reads}");
+    assert_eq!(after.false_matches - before.false_matches, reads);
+    assert!(after.leaf_probes - before.leaf_probes > misses * 9 / 10);
+}
+
+#[test]
+fn a_cached_block_is_not_read_again() {
+    let vfs = memory();
+    write(&vfs, options(), &model(1000, 100));
+    let shared = shared();
+    let reader = open(&vfs, options(), &shared);
+    let found = |fill| {
+        let before = shared.counters().table_reads;
+        let key = key(7);
+        assert!(
+            reader
+                .get_with(&key, hash_key(SEED, &key), u64::MAX, fill)
+                .unwrap()
+                .is_some()
+        );
+        shared.counters().table_reads - before
+    };
+    assert_eq!(
+        [found(false), found(false), found(true), found(true)],
+        [1, 1, 1, 0]
+    );
+    assert!(shared.cache_bytes() > 0);
+    shared.forget(TABLE_ID);
+    assert_eq!(shared.cache_bytes(), 0);
+    assert_eq!(found(true), 1);
+}
+
+#[test]
+fn a_long_scan_reads_ahead_and_spares_the_cache() {
+    let vfs = memory();
+    let summary = write(&vfs, options(), &model(20_000, 200));
+    let shared = Arc::new(TableShared::new(64 << 20, 4));
+    let reader = open(&vfs, options(), &shared);
+    let scan = |options: IteratorOptions, backward: bool| {
+        let before = shared.counters();
+        let mut iterator = reader.iter(options);
+        let mut entries = 0;
+        if backward {
+            iterator.seek_last()
+        } else {
+            iterator.seek_first()
+        }
+        .unwrap();
+        while iterator.valid() {
+            entries += 1;
+            if backward {
+                iterator.prev()
+            } else {
+                iterator.next()
+            }
+            .unwrap();
+        }
+        assert_eq!(entries, 20_000);
+        let after = shared.counters();
+        let bytes = after.table_bytes_read - before.table_bytes_read;
+        assert!(bytes <= summary.file_len_bytes);
+        after.table_reads - before.table_reads
+    };
+    let reads_min = summary.file_len_bytes / (256 << 10);
+    assert!(scan(IteratorOptions::compaction(), false) <= reads_min + 2);
+    assert_eq!(shared.cache_bytes(), 0);
+    assert!(scan(IteratorOptions::default(), false) <= reads_min + 9);
+    assert!(scan(IteratorOptions::default(), true) <= reads_min + 9);
+    assert!(shared.cache_bytes() < 400 << 10, "{}", shared.cache_bytes());
+}
+
+#[test]
+fn a_repeated_short_scan_reads_nothing() {
+    let vfs = memory();
+    write(&vfs, options(), &model(20_000, 200));
+    let shared = Arc::new(TableShared::new(64 << 20, 4));
+    let reader = open(&vfs, options(), &shared);
+    let scan = |reader: &Arc<TableReader>| {
+        let before = shared.counters().table_reads;
+        let mut iterator = reader.iter(IteratorOptions::default());
+        iterator.seek(b"user8").unwrap();
+        for _ in 0..100 {
+            iterator.next().unwrap();
+        }
+        shared.counters().table_reads - before
+    };
+    let first = scan(&reader);
+    assert!((1..=8).contains(&first), "{first}");
+    assert_eq!(scan(&reader), 0);
+}

@@ -1,0 +1,379 @@
+//! Files: limits, removal, failures, identities.
+
+use crate::support::*;
+use lightkv_table::{
+    EntryKind, IteratorOptions, LeafSource, MAX_KEY_BYTES, TableError, TableOptions, TableReader,
+    TableShared, TableWriter, hash_key,
+};
+use lightkv_vfs::{Fault, FaultKind, MemoryVfs, Operation, RealVfs, Vfs};
+use std::cmp::Reverse;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+fn small_model() -> Model {
+    random_model(&mut rng(1), 50, 100)
+}
+
+fn open_with(
+    vfs: &Arc<dyn Vfs>,
+    table_id: u64,
+    options: TableOptions,
+) -> Result<TableReader, TableError> {
+    TableReader::open(Arc::clone(vfs), path(), table_id, options, None, shared())
+}
+
+#[test]
+fn at_most_so_many_files_are_open() {
+    let directory = tempfile::tempdir().unwrap();
+    let vfs: Arc<dyn Vfs> = Arc::new(RealVfs);
+    let shared = Arc::new(TableShared::new(0, 3));
+    let readers: Vec<_> = (0..20u64)
+        .map(|table_id| {
+            let path = directory.path().join(format!("{table_id}.table"));
+            let mut writer =
+                TableWriter::create(Arc::clone(&vfs), &path, table_id, options()).unwrap();
+            writer
+                .add(b"key", 1, EntryKind::Put, &table_id.to_le_bytes())
+                .unwrap();
+            writer.finish().unwrap();
+            let shared = Arc::clone(&shared);
+            TableReader::open(Arc::clone(&vfs), &path, table_id, options(), None, shared).unwrap()
+        })
+        .collect();
+    let descriptors = || {
+        let links = std::fs::read_dir("/proc/self/fd").unwrap();
+        links
+            .filter_map(|link| std::fs::read_link(link.unwrap().path()).ok())
+            .filter(|target| target.starts_with(directory.path()))
+            .count()
+    };
+    for round in 0..3 {
+        for reader in &readers {
+            let found = get(reader, b"key", u64::MAX).unwrap();
+            assert_eq!(found.2, reader.id().to_le_bytes(), "{round}");
+            assert!(shared.open_files() <= 3);
+            assert!(descriptors() <= 3);
+        }
+    }
+    drop(readers);
+    assert_eq!((shared.open_files(), descriptors()), (0, 0));
+}
+
+#[test]
+fn a_file_in_constant_use_stays_open() {
+    let vfs = MemoryVfs::new();
+    let counting: Arc<dyn Vfs> = Arc::new(vfs.clone());
+    vfs.create_directory(Path::new("store")).unwrap();
+    let shared = Arc::new(TableShared::new(0, 3));
+    let readers: Vec<_> = (0..8u64)
+        .map(|table_id| {
+            let path = PathBuf::from(format!("store/{table_id}"));
+            let mut writer =
+                TableWriter::create(Arc::clone(&counting), &path, table_id, options()).unwrap();
+            writer.add(b"key", 1, EntryKind::Put, b"value").unwrap();
+            writer.finish().unwrap();
+            let (vfs, shared) = (Arc::clone(&counting), Arc::clone(&shared));
+            TableReader::open(vfs, &path, table_id, options(), None, shared).unwrap()
+        })
+        .collect();
+    get(&readers[0], b"key", u64::MAX).unwrap();
+    let before = vfs.calls(Operation::Open);
+    for _ in 0..10 {
+        for reader in &readers[1..] {
+            get(reader, b"key", u64::MAX).unwrap();
+            get(&readers[0], b"key", u64::MAX).unwrap();
+        }
+    }
+    // The other seven have two places; the one used all the time keeps its own.
+    assert_eq!(vfs.calls(Operation::Open) - before, 70);
+}
+
+#[test]
+fn an_obsolete_table_works_until_its_last_owner_is_gone() {
+    let vfs = memory();
+    let model = small_model();
+    write(&vfs, options(), &model);
+    let shared = Arc::new(TableShared::new(1 << 20, 1));
+    let reader = open(&vfs, options(), &shared);
+    let other = {
+        let mut writer = TableWriter::create(Arc::clone(&vfs), "store/43", 43, options()).unwrap();
+        writer.add(b"key", 1, EntryKind::Put, b"other").unwrap();
+        writer.finish().unwrap();
+        TableReader::open(
+            Arc::clone(&vfs),
+            "store/43",
+            43,
+            options(),
+            None,
+            Arc::clone(&shared),
+        )
+        .unwrap()
+    };
+    let mut iterator = reader.iter(IteratorOptions::default());
+    reader.delete_on_drop();
+    drop(reader);
+    // This takes the only place for an open file away.
+    get(&other, b"key", u64::MAX).unwrap();
+    iterator.seek_first().unwrap();
+    let mut entries = 0;
+    while iterator.valid() {
+        entries += 1;
+        iterator.next().unwrap();
+    }
+    assert_eq!(entries, model.len());
+    assert!(vfs.exists(&path()).unwrap());
+    let cached = shared.cache_bytes();
+    drop(iterator);
+    assert!(!vfs.exists(&path()).unwrap());
+    assert!(shared.cache_bytes() < cached);
+    assert_eq!(shared.counters().failed_removals, 0);
+    drop(other);
+    assert!(vfs.exists(Path::new("store/43")).unwrap());
+}
+
+#[test]
+fn foreign_and_swapped_files_are_refused() {
+    let vfs = memory();
+    write(&vfs, options(), &small_model());
+    let other_store = TableOptions {
+        store_identity: 1,
+        ..options()
+    };
+    assert!(matches!(
+        open_with(&vfs, TABLE_ID, other_store),
+        Err(TableError::Foreign { .. })
+    ));
+    let error = open_with(&vfs, 7, options()).unwrap_err();
+    assert!(matches!(&error, TableError::Corruption { message, .. } if message.contains("42")));
+    let no_file = vfs.open(Path::new("store/none"), lightkv_vfs::OpenMode::Read);
+    assert!(no_file.is_err());
+    let error = TableReader::open(vfs, "store/none", 1, options(), None, shared()).unwrap_err();
+    assert!(matches!(
+        error,
+        TableError::Io {
+            operation: "open",
+            ..
+        }
+    ));
+}
+
+#[test]
+fn a_leaf_from_elsewhere_is_used_or_replaced() {
+    let vfs = memory();
+    let model = small_model();
+    let summary = write(&vfs, options(), &model);
+    let open = |leaf: Vec<u8>| {
+        let (vfs, leaf) = (Arc::clone(&vfs), Some(Box::new(leaf) as _));
+        TableReader::open(vfs, path(), TABLE_ID, options(), leaf, shared()).unwrap()
+    };
+    let mut longer = summary.leaf.clone();
+    longer.extend_from_slice(&[0xAA; 100]);
+    let mut damaged = summary.leaf.clone();
+    damaged[70] ^= 1;
+    let mut cut = summary.leaf.clone();
+    cut.pop();
+    for (leaf, source) in [
+        (summary.leaf.clone(), LeafSource::Given),
+        (longer, LeafSource::Given),
+        (damaged, LeafSource::File),
+        (cut, LeafSource::File),
+        (Vec::new(), LeafSource::File),
+    ] {
+        let reader = open(leaf);
+        assert_eq!(reader.leaf_source(), source);
+        assert_eq!(reader.leaf().as_bytes(), summary.leaf);
+        for (key, _) in model.keys() {
+            assert_eq!(
+                get(&reader, key, u64::MAX),
+                model_get(&model, key, u64::MAX)
+            );
+        }
+    }
+    // Another seed makes the leaf useless, so one is made for it.
+    let reseeded = TableOptions {
+        hash_seed: SEED + 1,
+        ..options()
+    };
+    let reader = open_with(&vfs, TABLE_ID, reseeded).unwrap();
+    assert_eq!(reader.leaf_source(), LeafSource::Rebuilt);
+    let (key, _) = model.keys().next().unwrap();
+    assert!(
+        reader
+            .get(key, hash_key(SEED + 1, key), u64::MAX)
+            .unwrap()
+            .is_some()
+    );
+}
+
+#[test]
+fn the_writer_refuses_disorder_and_keeps_going() {
+    let vfs = memory();
+    let mut writer = TableWriter::create(Arc::clone(&vfs), path(), TABLE_ID, options()).unwrap();
+    writer.add(b"b", 5, EntryKind::Put, b"1").unwrap();
+    let long_key = vec![b'x'; MAX_KEY_BYTES + 1];
+    for (key, sequence) in [
+        (&b"a"[..], 9),
+        (&b"b"[..], 5),
+        (&b"b"[..], 6),
+        (&b""[..], 9),
+        (&long_key, 1),
+    ] {
+        let result = writer.add(key, sequence, EntryKind::Put, b"");
+        assert!(
+            matches!(result, Err(TableError::InvalidInput { .. })),
+            "{key:?} {sequence}"
+        );
+    }
+    writer.add(b"b", 4, EntryKind::Put, b"2").unwrap();
+    writer.add(b"ba", 4, EntryKind::Delete, b"").unwrap();
+    for reference in [9, 3, 9, 3, 3, 12] {
+        writer.add_reference(reference);
+    }
+    let summary = writer.finish().unwrap();
+    assert_eq!(
+        (summary.entries, summary.distinct_keys, summary.tombstones),
+        (3, 2, 1)
+    );
+    assert_eq!(*summary.references, [3, 9, 12]);
+    let reader = open_with(&vfs, TABLE_ID, options()).unwrap();
+    assert_eq!(reader.references(), [3, 9, 12]);
+    reader.verify().unwrap();
+}
+
+#[test]
+fn unfinished_tables_leave_no_file() {
+    let vfs = memory();
+    let create = || TableWriter::create(Arc::clone(&vfs), path(), TABLE_ID, options()).unwrap();
+    let mut writer = create();
+    writer.add(b"key", 1, EntryKind::Put, b"").unwrap();
+    assert!(vfs.exists(&path()).unwrap());
+    writer.abandon().unwrap();
+    assert!(!vfs.exists(&path()).unwrap());
+    drop(create());
+    assert!(!vfs.exists(&path()).unwrap());
+    assert!(matches!(
+        create().finish(),
+        Err(TableError::InvalidInput { .. })
+    ));
+    assert!(!vfs.exists(&path()).unwrap());
+    write(&vfs, options(), &small_model());
+    let again = TableWriter::create(Arc::clone(&vfs), path(), TABLE_ID, options());
+    assert!(matches!(again, Err(TableError::Io { .. })));
+    assert!(vfs.exists(&path()).unwrap());
+}
+
+#[test]
+fn a_finished_table_survives_power_loss() {
+    let vfs = MemoryVfs::new();
+    let model = small_model();
+    vfs.create_directory(Path::new("store")).unwrap();
+    vfs.sync_directory(Path::new(".")).unwrap();
+    let shared_vfs: Arc<dyn Vfs> = Arc::new(vfs.clone());
+    write(&shared_vfs, options(), &model);
+    vfs.sync_directory(Path::new("store")).unwrap();
+    for seed in 0..20 {
+        let image: Arc<dyn Vfs> = Arc::new(vfs.crash_image(seed));
+        let reader = open_with(&image, TABLE_ID, options()).unwrap();
+        assert_eq!(reader.verify().unwrap().entries, model.len() as u64);
+    }
+}
+
+#[test]
+fn write_failures_are_typed_and_leave_no_file() {
+    let mut model = Model::new();
+    for number in 0..3000u32 {
+        let key = number.to_be_bytes().to_vec();
+        model.insert((key, Reverse(1)), (EntryKind::Put, vec![1; 1000]));
+    }
+    for operation in [Operation::Open, Operation::Write, Operation::SyncData] {
+        for kind in [FaultKind::Io, FaultKind::NoSpace] {
+            for after_calls in 0..4 {
+                let vfs = MemoryVfs::new();
+                vfs.create_directory(Path::new("store")).unwrap();
+                let path_contains = None;
+                let fault = Fault {
+                    operation,
+                    kind,
+                    after_calls,
+                    permanent: false,
+                    path_contains,
+                };
+                vfs.inject(fault);
+                let shared_vfs: Arc<dyn Vfs> = Arc::new(vfs.clone());
+                let result = (|| {
+                    let vfs = Arc::clone(&shared_vfs);
+                    let mut writer = TableWriter::create(vfs, path(), TABLE_ID, options())?;
+                    for ((key, Reverse(sequence)), (kind, value)) in &model {
+                        writer.add(key, *sequence, *kind, value)?;
+                    }
+                    writer.finish()
+                })();
+                match (result, kind) {
+                    (Err(TableError::NoSpace { path: file }), FaultKind::NoSpace)
+                    | (Err(TableError::Io { path: file, .. }), FaultKind::Io) => {
+                        assert_eq!(file, path());
+                        assert!(!vfs.exists(&path()).unwrap());
+                    }
+                    (Ok(_), _) => {
+                        vfs.clear_faults();
+                        open_with(&shared_vfs, TABLE_ID, options())
+                            .unwrap()
+                            .verify()
+                            .unwrap();
+                    }
+                    (result, _) => panic!("{operation:?} {kind:?} {after_calls}: {result:?}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_read_failure_concerns_one_read() {
+    let vfs = MemoryVfs::new();
+    vfs.create_directory(Path::new("store")).unwrap();
+    let shared_vfs: Arc<dyn Vfs> = Arc::new(vfs.clone());
+    let model = random_model(&mut rng(5), 300, 100);
+    write(&shared_vfs, options(), &model);
+    let reader = open(&shared_vfs, options(), &Arc::new(TableShared::new(0, 1)));
+    let fault = |after_calls| Fault {
+        operation: Operation::Read,
+        kind: FaultKind::Io,
+        after_calls,
+        permanent: false,
+        path_contains: None,
+    };
+    let (key, _) = model.keys().nth(model.len() / 2).unwrap();
+    vfs.inject(fault(0));
+    let failed = reader.get(key, hash_key(SEED, key), u64::MAX);
+    assert!(matches!(
+        failed,
+        Err(TableError::Io {
+            operation: "read",
+            ..
+        })
+    ));
+    assert_eq!(
+        get(&reader, key, u64::MAX),
+        model_get(&model, key, u64::MAX)
+    );
+
+    let mut failures = 0;
+    for after_calls in 0..4 {
+        vfs.clear_faults();
+        vfs.inject(fault(after_calls));
+        let mut iterator = reader.iter(IteratorOptions::default());
+        let mut step = iterator.seek_first();
+        while step.is_ok() && iterator.valid() {
+            step = iterator.next();
+        }
+        if step.is_err() {
+            failures += 1;
+            assert!(!iterator.valid());
+            vfs.clear_faults();
+            iterator.seek_for_prev(key).unwrap();
+            assert_eq!(iterator.key(), key.as_slice());
+        }
+    }
+    assert_eq!(failures, 4);
+}

@@ -1,0 +1,7 @@
+//! Tests of tables through the public interface.
+
+mod corruption;
+mod costs;
+mod files;
+mod model;
+mod support;

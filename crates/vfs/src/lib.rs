@@ -1,0 +1,126 @@
+//! All file input and output of LightKV goes through the one trait of this crate.
+//!
+//! Two implementations exist. [`RealVfs`] is the operating system. [`MemoryVfs`] keeps files in
+//! memory, distinguishes what was written from what was synced, can lose, tear and reorder the
+//! difference at a simulated power loss, and can fail any call: it is how crash safety is tested.
+//!
+//! Every method returns [`std::io::Error`]; the callers add the path, the offset and the advice.
+
+mod memory;
+mod real;
+
+pub use memory::{Fault, FaultKind, MemoryVfs, Operation};
+pub use real::RealVfs;
+
+use std::fmt::Debug;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// How [`Vfs::open`] treats an existing and a missing file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenMode {
+    /// The file must exist; only reads are allowed.
+    Read,
+    /// The file must exist; reads and writes are allowed.
+    ReadWrite,
+    /// The file must not exist; it is created empty, for reads and writes.
+    CreateNew,
+    /// The file is created if missing and truncated if present, for reads and writes.
+    CreateTruncate,
+}
+
+/// One entry of a directory, as [`Vfs::list`] reports it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirectoryEntry {
+    /// Last component of the path.
+    pub name: String,
+    /// Whether the entry is a directory.
+    pub is_directory: bool,
+    /// Length of the file in bytes; 0 for a directory.
+    pub len_bytes: u64,
+}
+
+/// A file system. Names and sizes are data too: a created, renamed or removed name survives a power
+/// loss only after [`Vfs::sync_directory`] of its parent.
+pub trait Vfs: Debug + Send + Sync + 'static {
+    /// Opens or creates a file.
+    fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>>;
+    /// Creates a directory and its missing parents; succeeds if it exists.
+    fn create_directory(&self, path: &Path) -> io::Result<()>;
+    /// Removes a file's name. Open handles and mappings stay valid.
+    fn remove_file(&self, path: &Path) -> io::Result<()>;
+    /// Renames a file, replacing `to` atomically if it exists.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Gives a file a second name; fails where the file system has no hard links.
+    fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Lists a directory, in no particular order.
+    fn list(&self, path: &Path) -> io::Result<Vec<DirectoryEntry>>;
+    /// Whether a file or directory of that name exists.
+    fn exists(&self, path: &Path) -> io::Result<bool>;
+    /// Makes all earlier creations, renames and removals in a directory survive power loss.
+    fn sync_directory(&self, path: &Path) -> io::Result<()>;
+    /// Takes an exclusive advisory lock, creating the file if missing. Fails with
+    /// [`io::ErrorKind::WouldBlock`] if another holder exists, in this process or in another one,
+    /// also if it came by another path (symbolic link). Dropping the guard releases it.
+    fn lock(&self, path: &Path) -> io::Result<Box<dyn FileLock>>;
+    /// Free space for this user on the file system that holds `path`, in bytes.
+    fn available_bytes(&self, path: &Path) -> io::Result<u64>;
+}
+
+/// Held as long as the lock is; see [`Vfs::lock`].
+pub trait FileLock: Debug + Send + Sync {}
+
+/// An open file. All offsets are absolute; there is no cursor, so handles are shared freely.
+pub trait VfsFile: Debug + Send + Sync {
+    /// Reads exactly `buffer.len()` bytes at `offset`; [`io::ErrorKind::UnexpectedEof`] if the file
+    /// ends before.
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Writes all bytes at `offset`, extending the file if needed. May have written a prefix when
+    /// it fails.
+    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+    /// Length in bytes.
+    fn len_bytes(&self) -> io::Result<u64>;
+    /// Truncates or extends (with zeros, sparse) to `len` bytes.
+    fn set_len(&self, len: u64) -> io::Result<()>;
+    /// Really reserves space for the first `len` bytes and extends the file to at least `len`, so
+    /// that later writes and stores to a mapping cannot run out of space.
+    fn allocate(&self, len: u64) -> io::Result<()>;
+    /// Makes data and length survive power loss (`fdatasync`), mapped stores included.
+    fn sync_data(&self) -> io::Result<()>;
+    /// Starts writing back a range without waiting for it. A hint; may do nothing.
+    fn start_writeback(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Tells that a range will not be read soon and need not stay in the page cache. A hint.
+    fn drop_from_cache(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Maps the first `len` bytes, shared and writable; the file must be at least that long and
+    /// should have been [allocated](VfsFile::allocate). `populate` faults all pages in for writing,
+    /// which makes them dirty.
+    fn map(&self, len: usize, populate: bool) -> io::Result<Box<dyn Mapping>>;
+    /// The path it was opened by, for error messages.
+    fn path(&self) -> &Path;
+}
+
+/// A shared, writable mapping of a file. Stores through [`Mapping::as_ptr`] survive the death of the
+/// process at once and power loss after [`VfsFile::sync_data`] of its file.
+pub trait Mapping: Debug + Send + Sync {
+    /// First byte. Valid for reads and writes of [`Mapping::len`] bytes as long as `self` lives. The
+    /// caller keeps concurrent accesses free of data races.
+    fn as_ptr(&self) -> *mut u8;
+    /// Length in bytes.
+    fn len(&self) -> usize;
+    /// Makes a range, and the file's length, survive power loss: [`VfsFile::sync_data`] without the
+    /// cost of what is dirty elsewhere in the file. The range is extended to whole pages.
+    fn sync_range(&self, offset: usize, len: usize) -> io::Result<()>;
+    /// Whether the mapping is empty.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The parent to sync after a name in it changed; `.` for a bare name.
+pub fn parent_directory(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
+        _ => PathBuf::from("."),
+    }
+}

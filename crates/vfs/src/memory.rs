@@ -1,0 +1,487 @@
+//! A file system in memory that crashes and fails on demand.
+//!
+//! It keeps two versions of everything: the current one, which reads and mappings see, and the
+//! synced one, which a power loss cannot take. [`MemoryVfs::crash_image`] mixes the two by a seed;
+//! `crash` states the rules. [`MemoryVfs::inject`] makes calls fail.
+
+mod crash;
+mod fault;
+mod file;
+mod region;
+mod tree;
+
+use std::collections::HashSet;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+pub use fault::{Fault, FaultKind, Operation};
+
+use crate::{DirectoryEntry, FileLock, Mapping, OpenMode, Vfs, VfsFile};
+use fault::{FaultPlan, storage_full};
+use file::FileContent;
+use region::Region;
+use tree::{FileNode, Node, OpenNode, Tree};
+
+/// The unit of [`Mapping::sync_range`].
+const PAGE_LEN_BYTES: usize = 4096;
+
+/// What [`Vfs::available_bytes`] says without a capacity.
+const AVAILABLE_UNLIMITED_BYTES: u64 = 1 << 40;
+
+/// A file system in memory. A clone is another handle on the same files; [`MemoryVfs::crash_image`]
+/// and [`MemoryVfs::kill_image`] copy them.
+///
+/// Paths are resolved from the root, relative ones too. There are no symbolic links. A new file
+/// system holds nothing but its root directory.
+///
+/// Everything is as durable as on a disk: file content and length after [`VfsFile::sync_data`],
+/// names after [`Vfs::sync_directory`]; until then a crash image may lack it.
+///
+/// A mapped file can grow while it is mapped only up to the larger of 64 MiB and twice its length at
+/// the time of the first mapping; beyond that growing fails as unsupported.
+#[derive(Clone, Debug)]
+pub struct MemoryVfs {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Held during every operation, so that an image is one moment of the whole file system.
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    tree: Tree,
+    faults: FaultPlan,
+    capacity_bytes: Option<u64>,
+    sync_duration: Duration,
+    /// All files that have a name or a handle: what they use counts against the capacity.
+    files: Vec<Weak<FileNode>>,
+    locked: HashSet<LockKey>,
+}
+
+/// Identifies a file by its address; a `MemoryLock` keeps the file alive, so it is not reused.
+type LockKey = usize;
+
+impl Default for MemoryVfs {
+    fn default() -> MemoryVfs {
+        MemoryVfs::new()
+    }
+}
+
+impl MemoryVfs {
+    /// An empty file system without a capacity limit.
+    pub fn new() -> MemoryVfs {
+        MemoryVfs::with_tree(Tree::new(), None)
+    }
+
+    fn with_tree(tree: Tree, capacity_bytes: Option<u64>) -> MemoryVfs {
+        let mut files: Vec<Weak<FileNode>> = Vec::new();
+        let mut seen = HashSet::new();
+        for directory in tree.directories.values() {
+            for node in directory.current.values() {
+                if let Node::File(file) = node
+                    && seen.insert(Arc::as_ptr(file))
+                {
+                    files.push(Arc::downgrade(file));
+                }
+            }
+        }
+        let state = State {
+            tree,
+            faults: FaultPlan::default(),
+            capacity_bytes,
+            sync_duration: Duration::ZERO,
+            files,
+            locked: HashSet::new(),
+        };
+        MemoryVfs {
+            shared: Arc::new(Shared {
+                state: Mutex::new(state),
+            }),
+        }
+    }
+
+    /// What a power loss at this moment might leave: everything synced, and of the rest what the
+    /// seed says. Seed 0 loses all of it, seed 1 nothing, other seeds tear and reorder. A function
+    /// of the history and the seed. The image has the same capacity, no faults and no locks, and all
+    /// that is in it is durable.
+    ///
+    /// Stores to a mapping must not run at the same time: a torn copy of one would be a crash that
+    /// no disk can produce.
+    pub fn crash_image(&self, seed: u64) -> MemoryVfs {
+        let state = self.shared.state.lock();
+        MemoryVfs::with_tree(crash::crash_image(&state.tree, seed), state.capacity_bytes)
+    }
+
+    /// What kill -9 at this moment leaves: everything that was written or stored to a mapping. What
+    /// was not synced can still be lost by a crash of the image. The image has the same capacity, no
+    /// faults and no locks. Stores to a mapping must not run at the same time.
+    pub fn kill_image(&self) -> MemoryVfs {
+        let state = self.shared.state.lock();
+        MemoryVfs::with_tree(crash::kill_image(&state.tree), state.capacity_bytes)
+    }
+
+    /// Plans a failure. Faults are independent; if several are due, the first injected decides how
+    /// the call fails.
+    pub fn inject(&self, fault: Fault) {
+        self.shared.state.lock().faults.inject(fault);
+    }
+
+    /// Forgets all planned failures; calls succeed again.
+    pub fn clear_faults(&self) {
+        self.shared.state.lock().faults.clear();
+    }
+
+    /// How often an operation was called on this file system, failed calls included.
+    pub fn calls(&self, operation: Operation) -> u64 {
+        self.shared.state.lock().faults.calls(operation)
+    }
+
+    /// Limits the space of all files together, in bytes; `None` lifts the limit. Writes and
+    /// allocations that would need more fail with [`io::ErrorKind::StorageFull`]. Removed files count
+    /// until their last handle is gone.
+    pub fn set_capacity_bytes(&self, capacity_bytes: Option<u64>) {
+        self.shared.state.lock().capacity_bytes = capacity_bytes;
+    }
+
+    /// Makes every [`VfsFile::sync_data`] take this long, as a device would, so that group commit has
+    /// something to group.
+    pub fn set_sync_duration(&self, duration: Duration) {
+        self.shared.state.lock().sync_duration = duration;
+    }
+}
+
+impl State {
+    fn used_bytes(&mut self) -> u64 {
+        self.files.retain(|file| file.strong_count() > 0);
+        let directories = self.tree.directories.values();
+        let named: HashSet<_> = directories
+            .flat_map(|directory| directory.current.values())
+            .filter_map(|node| match node {
+                Node::File(file) => Some(Arc::as_ptr(file)),
+                Node::Directory(_) => None,
+            })
+            .collect();
+        self.files
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter(|file| file.is_open() || named.contains(&Arc::as_ptr(file)))
+            .map(|file| file.content.lock().used_bytes() as u64)
+            .sum()
+    }
+
+    /// Refuses to let a file use `end` bytes if there is no room; says how far it could go.
+    fn check_capacity(&mut self, file: &FileNode, end: u64) -> Result<(), u64> {
+        let Some(capacity_bytes) = self.capacity_bytes else {
+            return Ok(());
+        };
+        let own_bytes = file.content.lock().used_bytes() as u64;
+        if end <= own_bytes {
+            return Ok(());
+        }
+        let free_bytes = capacity_bytes.saturating_sub(self.used_bytes());
+        if end - own_bytes <= free_bytes {
+            Ok(())
+        } else {
+            Err(own_bytes + free_bytes)
+        }
+    }
+
+    fn create_file(&mut self, path: &Path) -> io::Result<Arc<FileNode>> {
+        let file = FileNode::new(FileContent::new());
+        self.tree.insert_file(path, Arc::clone(&file))?;
+        self.files.push(Arc::downgrade(&file));
+        Ok(file)
+    }
+}
+
+impl Vfs for MemoryVfs {
+    fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>> {
+        let mut state = self.shared.state.lock();
+        state.faults.check(Operation::Open, &[path])?;
+        let node = match (state.tree.find_file(path), mode) {
+            (Ok(_), OpenMode::CreateNew) => return Err(io::ErrorKind::AlreadyExists.into()),
+            (Ok(node), OpenMode::CreateTruncate) => {
+                node.content.lock().set_len(0)?;
+                node
+            }
+            (Ok(node), OpenMode::Read | OpenMode::ReadWrite) => node,
+            (Err(error), OpenMode::CreateNew | OpenMode::CreateTruncate)
+                if error.kind() == io::ErrorKind::NotFound =>
+            {
+                state.create_file(path)?
+            }
+            (Err(error), _) => return Err(error),
+        };
+        Ok(Arc::new(MemoryFile {
+            shared: Arc::clone(&self.shared),
+            node: OpenNode::new(node),
+            path: path.to_path_buf(),
+            is_writable: mode != OpenMode::Read,
+        }))
+    }
+
+    fn create_directory(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.shared.state.lock();
+        state.faults.check(Operation::CreateDirectory, &[path])?;
+        state.tree.create_directory(path)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.shared.state.lock();
+        state.faults.check(Operation::Remove, &[path])?;
+        state.tree.remove_file(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut state = self.shared.state.lock();
+        state.faults.check(Operation::Rename, &[from, to])?;
+        state.tree.rename(from, to)
+    }
+
+    fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut state = self.shared.state.lock();
+        state.faults.check(Operation::HardLink, &[from, to])?;
+        let file = state.tree.find_file(from)?;
+        state.tree.insert_file(to, file)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<DirectoryEntry>> {
+        let mut state = self.shared.state.lock();
+        state.faults.check(Operation::List, &[path])?;
+        let id = state.tree.find_directory(path)?;
+        let names = &state.tree.directories[&id].current;
+        Ok(names
+            .iter()
+            .map(|(name, node)| DirectoryEntry {
+                name: name.clone(),
+                is_directory: matches!(node, Node::Directory(_)),
+                len_bytes: match node {
+                    Node::Directory(_) => 0,
+                    Node::File(file) => file.content.lock().len() as u64,
+                },
+            })
+            .collect())
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        let mut state = self.shared.state.lock();
+        state.faults.check(Operation::List, &[path])?;
+        match state.tree.find(path) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.shared.state.lock();
+        state.faults.check(Operation::SyncDirectory, &[path])?;
+        state.tree.sync_directory(path)
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Box<dyn FileLock>> {
+        let mut state = self.shared.state.lock();
+        state.faults.check(Operation::Lock, &[path])?;
+        let node = match state.tree.find_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => state.create_file(path)?,
+            found => found?,
+        };
+        let node = OpenNode::new(node);
+        if !state.locked.insert(node.address()) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        Ok(Box::new(MemoryLock {
+            shared: Arc::clone(&self.shared),
+            node,
+        }))
+    }
+
+    fn available_bytes(&self, _path: &Path) -> io::Result<u64> {
+        let mut state = self.shared.state.lock();
+        Ok(match state.capacity_bytes {
+            None => AVAILABLE_UNLIMITED_BYTES,
+            Some(capacity_bytes) => capacity_bytes.saturating_sub(state.used_bytes()),
+        })
+    }
+}
+
+#[derive(Debug)]
+struct MemoryLock {
+    shared: Arc<Shared>,
+    node: OpenNode,
+}
+
+impl FileLock for MemoryLock {}
+
+impl Drop for MemoryLock {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        state.locked.remove(&self.node.address());
+    }
+}
+
+#[derive(Debug)]
+struct MemoryFile {
+    shared: Arc<Shared>,
+    node: OpenNode,
+    path: PathBuf,
+    is_writable: bool,
+}
+
+impl MemoryFile {
+    fn check_writable(&self) -> io::Result<()> {
+        if self.is_writable {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::PermissionDenied.into())
+        }
+    }
+}
+
+impl VfsFile for MemoryFile {
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let mut state = self.shared.state.lock();
+        state.faults.check(Operation::Read, &[&self.path])?;
+        self.node.content.lock().read_exact_at(buffer, offset)
+    }
+
+    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.check_writable()?;
+        let mut state = self.shared.state.lock();
+        match state.faults.next(Operation::Write, &[&self.path]) {
+            None => {}
+            Some(FaultKind::ShortWrite) => {
+                let first_half = &bytes[..bytes.len() / 2];
+                self.node.content.lock().write_at(first_half, offset)?;
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            Some(kind) => return Err(kind.to_error()),
+        }
+        let end = offset.saturating_add(bytes.len() as u64);
+        if let Err(end_max) = state.check_capacity(&self.node, end) {
+            // As on a disk: what still fits is written.
+            let fitting = end_max.saturating_sub(offset).min(bytes.len() as u64);
+            let fitting = &bytes[..fitting as usize];
+            self.node.content.lock().write_at(fitting, offset)?;
+            return Err(storage_full());
+        }
+        self.node.content.lock().write_at(bytes, offset)
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        let _state = self.shared.state.lock();
+        Ok(self.node.content.lock().len() as u64)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.check_writable()?;
+        let mut state = self.shared.state.lock();
+        state.faults.check(Operation::SetLen, &[&self.path])?;
+        self.node.content.lock().set_len(len)
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        self.check_writable()?;
+        let mut state = self.shared.state.lock();
+        state.faults.check(Operation::Allocate, &[&self.path])?;
+        if state.check_capacity(&self.node, len).is_err() {
+            return Err(storage_full());
+        }
+        self.node.content.lock().allocate(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.shared.sync(&self.node, &self.path, None)
+    }
+
+    fn start_writeback(&self, _offset: u64, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn drop_from_cache(&self, _offset: u64, _len: u64) -> io::Result<()> {
+        let _state = self.shared.state.lock();
+        self.node.content.lock().drop_clean();
+        Ok(())
+    }
+
+    fn map(&self, len: usize, _populate: bool) -> io::Result<Box<dyn Mapping>> {
+        self.check_writable()?;
+        let mut state = self.shared.state.lock();
+        state.faults.check(Operation::Map, &[&self.path])?;
+        let region = self.node.content.lock().map(len)?;
+        Ok(Box::new(MemoryMapping {
+            shared: Arc::clone(&self.shared),
+            node: self.node.clone(),
+            path: self.path.clone(),
+            region,
+            len,
+        }))
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Shared {
+    /// Makes a range of a file, or all of it, durable; or loses it, if a fault is planned.
+    fn sync(&self, node: &FileNode, path: &Path, range: Option<Range<usize>>) -> io::Result<()> {
+        let (outcome, duration) = {
+            let mut state = self.state.lock();
+            let outcome = state.faults.check(Operation::SyncData, &[path]);
+            let mut content = node.content.lock();
+            // Durable at once, as early as a device could make it: stores during the wait below are
+            // not covered, which is all that a caller may rely on.
+            match (&outcome, range) {
+                (Ok(()), None) => content.sync(),
+                (Ok(()), Some(range)) => content.sync_range(range),
+                (Err(_), None) => content.fail_sync(0..usize::MAX),
+                (Err(_), Some(range)) => content.fail_sync(range),
+            }
+            (outcome, state.sync_duration)
+        };
+        if !duration.is_zero() {
+            std::thread::sleep(duration);
+        }
+        outcome
+    }
+}
+
+/// A live mapping. Keeps the region, and so the pointer, even after the file was removed.
+#[derive(Debug)]
+struct MemoryMapping {
+    shared: Arc<Shared>,
+    node: OpenNode,
+    path: PathBuf,
+    region: Arc<Region>,
+    len: usize,
+}
+
+impl Mapping for MemoryMapping {
+    fn as_ptr(&self) -> *mut u8 {
+        self.region.as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn sync_range(&self, offset: usize, len: usize) -> io::Result<()> {
+        let end = offset.checked_add(len).filter(|&end| end <= self.len);
+        let end = end.ok_or(io::ErrorKind::InvalidInput)?;
+        let start = offset - offset % PAGE_LEN_BYTES;
+        let range = start..end.next_multiple_of(PAGE_LEN_BYTES);
+        self.shared.sync(&self.node, &self.path, Some(range))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,405 @@
+//! The operating system's file system.
+
+mod mapping;
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::num::NonZeroU64;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{Advice, FallocateFlags, FlockOperation};
+use rustix::io::Errno;
+
+use self::mapping::SharedMapping;
+use crate::{DirectoryEntry, FileLock, Mapping, OpenMode, Vfs, VfsFile};
+
+/// Zeros for file systems that cannot allocate; one write of this size at a time.
+const ZEROS_LEN_BYTES: usize = 64 * 1024;
+static ZEROS: [u8; ZEROS_LEN_BYTES] = [0; ZEROS_LEN_BYTES];
+
+/// Smallest unit in which a file system leaves holes; see [`fill_holes`].
+const BLOCK_LEN_BYTES: usize = 4096;
+
+/// The file system of the operating system. Stateless: all instances are equal.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RealVfs;
+
+impl Vfs for RealVfs {
+    fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>> {
+        let mut options = OpenOptions::new();
+        options.read(true);
+        match mode {
+            OpenMode::Read => &mut options,
+            OpenMode::ReadWrite => options.write(true),
+            OpenMode::CreateNew => options.write(true).create_new(true),
+            OpenMode::CreateTruncate => options.write(true).create(true).truncate(true),
+        };
+        let file = options.open(path)?;
+        Ok(Arc::new(RealFile {
+            file,
+            path: path.to_path_buf(),
+        }))
+    }
+
+    fn create_directory(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir_all(path)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::hard_link(from, to)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<DirectoryEntry>> {
+        let mut entries = Vec::new();
+        for entry in fs::read_dir(path)? {
+            let entry = entry?;
+            // Another thread may have removed the file since its name was read: not an error. A
+            // dangling symbolic link looks the same and holds nothing either.
+            let metadata = match fs::metadata(entry.path()) {
+                Ok(metadata) => metadata,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(error),
+            };
+            let is_directory = metadata.is_dir();
+            entries.push(DirectoryEntry {
+                // Our own names are ASCII; a foreign name only has to stay recognizably foreign.
+                name: entry.file_name().to_string_lossy().into_owned(),
+                is_directory,
+                len_bytes: if is_directory { 0 } else { metadata.len() },
+            });
+        }
+        Ok(entries)
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        path.try_exists()
+    }
+
+    fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        File::open(path)?.sync_all()
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Box<dyn FileLock>> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)?;
+        // flock and not fcntl: it belongs to the open file and not to the process, so a second open
+        // inside this process conflicts too, and closing an unrelated handle does not release it.
+        retry_interrupted(|| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive))?;
+        Ok(Box::new(RealLock { _file: file }))
+    }
+
+    fn available_bytes(&self, path: &Path) -> io::Result<u64> {
+        let statistics = rustix::fs::statvfs(path)?;
+        Ok(statistics.f_bavail.saturating_mul(statistics.f_frsize))
+    }
+}
+
+/// Holds the descriptor whose closing releases the lock.
+#[derive(Debug)]
+struct RealLock {
+    _file: File,
+}
+
+impl FileLock for RealLock {}
+
+#[derive(Debug)]
+struct RealFile {
+    file: File,
+    path: PathBuf,
+}
+
+impl VfsFile for RealFile {
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_exact_at(buffer, offset)
+    }
+
+    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset)
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        let outcome = retry_interrupted(|| {
+            rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, len)
+        });
+        match outcome {
+            Err(error) if is_unsupported(&error) => fill_holes(&self.file, len),
+            other => other,
+        }
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn start_writeback(&self, offset: u64, len: u64) -> io::Result<()> {
+        // The kernel reads a length of zero as "to the end of the file".
+        if len == 0 {
+            return Ok(());
+        }
+        let (Ok(offset), Ok(len)) = (i64::try_from(offset), i64::try_from(len)) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        match writeback::start(self.file.as_raw_fd(), offset, len) {
+            Err(error) if is_unsupported(&error) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn drop_from_cache(&self, offset: u64, len: u64) -> io::Result<()> {
+        // Zero means "to the end of the file" here too.
+        let Some(len) = NonZeroU64::new(len) else {
+            return Ok(());
+        };
+        rustix::fs::fadvise(&self.file, offset, Some(len), Advice::DontNeed)?;
+        Ok(())
+    }
+
+    fn map(&self, len: usize, populate: bool) -> io::Result<Box<dyn Mapping>> {
+        // Touching a page past the end of the file would be SIGBUS.
+        if self.len_bytes()? < len as u64 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "mapping past the end of the file",
+            ));
+        }
+        Ok(Box::new(SharedMapping::of_file(&self.file, len, populate)?))
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Whether the file system, not the request, is why a call failed.
+fn is_unsupported(error: &io::Error) -> bool {
+    [Errno::OPNOTSUPP, Errno::NOSYS]
+        .iter()
+        .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
+fn retry_interrupted(mut call: impl FnMut() -> rustix::io::Result<()>) -> io::Result<()> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return other.map_err(io::Error::from),
+        }
+    }
+}
+
+/// Reserves the first `len` bytes where `fallocate` does not exist: whatever reads as zeros may be a
+/// hole and is overwritten with zeros, a block with data is not one. Stores to those zero blocks
+/// must not run at the same time, which the caller sees to by allocating before it writes.
+fn fill_holes(file: &File, len: u64) -> io::Result<()> {
+    let existing_len = file.metadata()?.len();
+    let mut block = [0u8; BLOCK_LEN_BYTES];
+    let mut offset = 0u64;
+    while offset < existing_len.min(len) {
+        let end = (offset + BLOCK_LEN_BYTES as u64).min(existing_len);
+        let part = &mut block[..(end - offset) as usize];
+        file.read_exact_at(part, offset)?;
+        if part.iter().all(|&byte| byte == 0) {
+            file.write_all_at(part, offset)?;
+        }
+        offset = end;
+    }
+    while offset < len {
+        let part_len = (len - offset).min(ZEROS_LEN_BYTES as u64);
+        file.write_all_at(&ZEROS[..part_len as usize], offset)?;
+        offset += part_len;
+    }
+    Ok(())
+}
+
+/// The one system call that rustix does not wrap.
+mod writeback {
+    use std::ffi::{c_int, c_uint};
+    use std::io;
+
+    const SYNC_FILE_RANGE_WRITE: c_uint = 2;
+
+    unsafe extern "C" {
+        fn sync_file_range(fd: c_int, offset: i64, len: i64, flags: c_uint) -> c_int;
+    }
+
+    pub(super) fn start(fd: c_int, offset: i64, len: i64) -> io::Result<()> {
+        // SAFETY: The declaration is that of the C library on Linux, where off64_t is i64. The call
+        // takes plain numbers and touches no memory of ours; a bad descriptor is an error code.
+        let outcome = unsafe { sync_file_range(fd, offset, len, SYNC_FILE_RANGE_WRITE) };
+        if outcome == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    fn directory() -> tempfile::TempDir {
+        tempfile::tempdir().expect("temporary directory")
+    }
+
+    #[test]
+    fn open_modes_follow_their_documentation() {
+        let directory = directory();
+        let path = directory.path().join("file");
+        let missing = RealVfs.open(&path, OpenMode::ReadWrite).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+        let file = RealVfs.open(&path, OpenMode::CreateNew).unwrap();
+        file.write_all_at(b"hello", 3).unwrap();
+        assert_eq!(file.len_bytes().unwrap(), 8);
+        let again = RealVfs.open(&path, OpenMode::CreateNew).unwrap_err();
+        assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
+        let reader = RealVfs.open(&path, OpenMode::Read).unwrap();
+        assert!(reader.write_all_at(b"x", 0).is_err());
+        let mut buffer = [9; 8];
+        reader.read_exact_at(&mut buffer, 0).unwrap();
+        assert_eq!(&buffer, b"\0\0\0hello");
+        let short = reader.read_exact_at(&mut buffer, 1).unwrap_err();
+        assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
+        let truncated = RealVfs.open(&path, OpenMode::CreateTruncate).unwrap();
+        assert_eq!(truncated.len_bytes().unwrap(), 0);
+    }
+
+    #[test]
+    fn allocate_reserves_blocks_and_keeps_data() {
+        let directory = directory();
+        let path = directory.path().join("file");
+        let file = RealVfs.open(&path, OpenMode::CreateNew).unwrap();
+        file.write_all_at(b"kept", 8192).unwrap();
+        file.allocate(1 << 20).unwrap();
+        assert_eq!(file.len_bytes().unwrap(), 1 << 20);
+        assert!(fs::metadata(&path).unwrap().blocks() * 512 >= 1 << 20);
+        file.allocate(4096).unwrap();
+        assert_eq!(file.len_bytes().unwrap(), 1 << 20, "never shrinks");
+        let mut buffer = [0; 4];
+        file.read_exact_at(&mut buffer, 8192).unwrap();
+        assert_eq!(&buffer, b"kept");
+    }
+
+    #[test]
+    fn filling_holes_keeps_data_and_leaves_no_hole() {
+        let directory = directory();
+        let path = directory.path().join("file");
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .unwrap();
+        file.write_all_at(b"kept", 300_001).unwrap();
+        assert!(file.metadata().unwrap().blocks() * 512 < 300_000, "sparse");
+        fill_holes(&file, 1 << 20).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 1 << 20);
+        file.sync_all().unwrap();
+        assert!(file.metadata().unwrap().blocks() * 512 >= 1 << 20);
+        let mut buffer = [0; 4];
+        file.read_exact_at(&mut buffer, 300_001).unwrap();
+        assert_eq!(&buffer, b"kept");
+    }
+
+    #[test]
+    fn mappings_and_reads_see_each_other() {
+        let directory = directory();
+        let path = directory.path().join("file");
+        let file = RealVfs.open(&path, OpenMode::CreateNew).unwrap();
+        file.allocate(8192).unwrap();
+        for populate in [false, true] {
+            let mapping = file.map(8192, populate).unwrap();
+            assert_eq!(mapping.len(), 8192);
+            // SAFETY: Nothing else accesses the mapping while this test stores to it.
+            unsafe { mapping.as_ptr().add(5000).write(7) };
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, 5000).unwrap();
+            assert_eq!(byte, [7]);
+            file.write_all_at(&[9], 5001).unwrap();
+            // SAFETY: As above.
+            assert_eq!(unsafe { mapping.as_ptr().add(5001).read() }, 9);
+        }
+        assert!(file.map(8193, false).is_err());
+        assert!(file.map(0, true).unwrap().is_empty());
+        let mapping = file.map(8192, false).unwrap();
+        mapping.sync_range(5000, 3192).unwrap();
+        mapping.sync_range(8192, 0).unwrap();
+        assert!(mapping.sync_range(5000, 3193).is_err());
+        assert!(mapping.sync_range(1, usize::MAX).is_err());
+        file.sync_data().unwrap();
+        file.start_writeback(0, 8192).unwrap();
+        file.start_writeback(0, 0).unwrap();
+        file.drop_from_cache(0, 8192).unwrap();
+        file.drop_from_cache(0, 0).unwrap();
+    }
+
+    #[test]
+    fn second_lock_conflicts_in_this_process_and_through_a_link() {
+        let directory = directory();
+        let path = directory.path().join("LOCK");
+        let guard = RealVfs.lock(&path).unwrap();
+        let second = RealVfs.lock(&path).unwrap_err();
+        assert_eq!(second.kind(), io::ErrorKind::WouldBlock);
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(directory.path(), &link).unwrap();
+        let through_link = RealVfs.lock(&link.join("LOCK")).unwrap_err();
+        assert_eq!(through_link.kind(), io::ErrorKind::WouldBlock);
+        drop(guard);
+        drop(RealVfs.lock(&path).unwrap());
+    }
+
+    #[test]
+    fn directories_list_rename_and_remove() {
+        let directory = directory();
+        let inner = directory.path().join("a/b");
+        RealVfs.create_directory(&inner).unwrap();
+        RealVfs.create_directory(&inner).unwrap();
+        let path = inner.join("one");
+        let file = RealVfs.open(&path, OpenMode::CreateNew).unwrap();
+        file.write_all_at(&[1; 10], 0).unwrap();
+        RealVfs.create_directory(&inner.join("sub")).unwrap();
+        RealVfs.hard_link(&path, &inner.join("two")).unwrap();
+        RealVfs.rename(&path, &inner.join("three")).unwrap();
+        RealVfs.sync_directory(&inner).unwrap();
+        let mut names: Vec<_> = RealVfs.list(&inner).unwrap();
+        names.sort_by(|a, b| a.name.cmp(&b.name));
+        let names: Vec<_> = names
+            .iter()
+            .map(|entry| (entry.name.as_str(), entry.is_directory, entry.len_bytes))
+            .collect();
+        assert_eq!(
+            names,
+            [("sub", true, 0), ("three", false, 10), ("two", false, 10)]
+        );
+        assert!(!RealVfs.exists(&path).unwrap());
+        RealVfs.remove_file(&inner.join("two")).unwrap();
+        assert!(!RealVfs.exists(&inner.join("two")).unwrap());
+        assert!(RealVfs.available_bytes(&inner).unwrap() > 0);
+    }
+}
