@@ -460,7 +460,7 @@ fn write_zeros(file: &Arc<dyn VfsFile>, len_bytes: u64) -> Result<()> {
             .map_err(|error| JournalError::io(file.path(), "fill with zeros", error))?;
         offset += part_len;
     }
-    // Only now are the blocks real. Nothing of value can be lost if it fails: no entry is in it yet.
+    // Only now are the blocks real. A failure poisons nothing: no entry is in it, and the file goes.
     file.sync_data()
         .map_err(|error| JournalError::io(file.path(), "sync the zeros of", error))
 }

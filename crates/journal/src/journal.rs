@@ -234,9 +234,14 @@ impl Journal {
     ///
     /// # Errors
     ///
-    /// [`JournalError::NoSpace`] and [`JournalError::Io`] if another file is needed and cannot be
+    /// [`JournalError::EntryTooLarge`], with nothing changed. [`JournalError::NoSpace`] and
+    /// [`JournalError::Io`] if another file is needed and cannot be
     /// had; nothing was appended and a later append may succeed. [`JournalError::Poisoned`] for ever
     /// after a failed sync.
+    ///
+    /// # Panics
+    ///
+    /// If `sequence_count` is 0.
     #[inline]
     pub fn append<F: FnOnce() -> u64>(
         &self,

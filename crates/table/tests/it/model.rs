@@ -163,7 +163,7 @@ fn check_all(options: TableOptions, model: &Model, shared: &Arc<TableShared>, se
     check_walks(&reader, &all, no_fill);
     for iterator_options in [IteratorOptions::default(), IteratorOptions::compaction()] {
         let mut iterator = reader.iter(iterator_options);
-        let stride = all.len().div_ceil(400);
+        let stride = all.len().div_ceil(150);
         for (index, entry) in all.iter().enumerate().step_by(stride) {
             check_seeks(&mut iterator, &all, &entry.0, entry.1, (index % 3) as i64);
             check_seeks(&mut iterator, &all, &random_key(&mut rng), entry.1, 1);
@@ -179,7 +179,7 @@ fn check_all(options: TableOptions, model: &Model, shared: &Arc<TableShared>, se
 fn random_tables_of_every_shape() {
     let mut seed = 0;
     for compression in [Compression::None, Compression::Lz4] {
-        for block_bytes in [64, 300, 4096, 1 << 20] {
+        for block_bytes in [64, 300, 4096, 1 << 16] {
             for (keys, value_len_max) in [(1, 10), (40, 2000), (400, 30), (1500, 200)] {
                 seed += 1;
                 let model = random_model(&mut rng(seed), keys, value_len_max);

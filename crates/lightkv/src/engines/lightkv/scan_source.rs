@@ -28,8 +28,8 @@ impl ScanSource {
     #[inline]
     pub(crate) fn key(&self) -> Option<&[u8]> {
         match self {
-            Self::Leaf(source) => source.current.is_some().then_some(&source.key),
-            Self::Table(source) => source.kind.is_some().then_some(source.key()),
+            Self::Leaf(source) => source.current.is_some().then_some(&source.key[..]),
+            Self::Table(source) => source.kind.is_some().then(|| source.key()),
         }
     }
 

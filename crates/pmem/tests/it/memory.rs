@@ -1,0 +1,164 @@
+//! Counters, volatile memory and bounds.
+
+use lightkv_pmem::{
+    Arena, EmulatedBacking, Granularity, LineTail, PmemError, Pool, PoolCounters, SourceKind,
+    SourceRequest,
+};
+
+use crate::{in_directory, on, options, read};
+
+/// What `work` adds to the counters.
+fn counted(pool: &Pool, work: impl FnOnce()) -> (u64, u64, u64) {
+    let before = pool.counters();
+    work();
+    let after = pool.counters();
+    (
+        after.fences - before.fences,
+        after.flushed_lines - before.flushed_lines,
+        after.bytes_written - before.bytes_written,
+    )
+}
+
+#[test]
+fn counters_are_exact_and_the_same_on_files_and_on_emulated_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let pools = [
+        Pool::create(in_directory(directory.path())).unwrap(),
+        Pool::create(on(&EmulatedBacking::new())).unwrap(),
+    ];
+    for pool in &pools {
+        let run = pool.allocate(Arena::Segments, 1, 0).unwrap().unwrap();
+        let at = run.offset;
+        let streamed = || {
+            pool.write_nt(at, &[1; 256]);
+            pool.fence();
+        };
+        assert_eq!(counted(pool, streamed), (1, 4, 256));
+        assert_eq!(counted(pool, || pool.write(at + 3, &[1; 64])), (0, 0, 64));
+        assert_eq!(counted(pool, || pool.flush(at + 3, 64)), (0, 2, 0));
+        assert_eq!(counted(pool, || pool.persist(at, 1)), (1, 1, 0));
+        assert_eq!(counted(pool, || pool.store_u64(at, 1)), (0, 0, 8));
+        assert_eq!(counted(pool, || pool.store_u128(at, 1)), (0, 0, 16));
+        assert_eq!(counted(pool, || pool.write_nt(at + 60, &[1; 8])), (0, 2, 8));
+        let record = || {
+            assert_eq!(
+                pool.write_record(at + 128, &[1; 32], &[&[2; 5], &[3; 600]]),
+                640
+            );
+        };
+        assert_eq!(counted(pool, record), (0, 10, 640));
+        let append = || {
+            let mut tail = pool.line_tail(at + 1000);
+            pool.append_record(at + 1000, &mut tail, &[1; 32], &[]);
+        };
+        assert_eq!(counted(pool, append), (0, 2, 32));
+        let mut other = None;
+        let allocation = counted(pool, || {
+            other = pool.allocate(Arena::Segments, 1, 0).unwrap()
+        });
+        assert_eq!(allocation, (0, 1, 8), "one word and its line, no fence");
+        assert_eq!(counted(pool, || pool.free(other.unwrap())), (0, 1, 8));
+    }
+}
+
+#[test]
+fn volatile_memory_neither_flushes_nor_fences() {
+    let pool = Pool::create(options(SourceRequest::Volatile)).unwrap();
+    let run = pool.allocate(Arena::Segments, 1, 0).unwrap().unwrap();
+    pool.write_nt(run.offset + 5, &[9; 1000]);
+    pool.persist(run.offset, 1000);
+    pool.write_record(run.offset + 2048, &[1; 32], &[&[2; 3]]);
+    let mut tail = LineTail::default();
+    let first = pool.append_record(run.offset + 3072, &mut tail, &[3; 32], &[&[4; 9]]);
+    pool.append_record(run.offset + 3072 + first, &mut tail, &[5; 32], &[&[6; 9]]);
+    let PoolCounters {
+        fences,
+        flushed_lines,
+        bytes_written,
+    } = pool.counters();
+    assert_eq!((fences, flushed_lines), (0, 0));
+    assert!(bytes_written > 1000);
+    assert_eq!(read(&pool, run.offset + 5, 1000), [9; 1000]);
+    assert_eq!(
+        read(&pool, run.offset + 2048, 40)[32..],
+        [2, 2, 2, 0, 0, 0, 0, 0]
+    );
+    assert_eq!(read(&pool, run.offset + 3072 + 32, 9), [4; 9]);
+    assert_eq!(read(&pool, run.offset + 3072 + first, 32), [5; 32]);
+    assert_eq!(
+        (pool.source_kind(), pool.granularity()),
+        (SourceKind::Volatile, Granularity::Page)
+    );
+    assert!(matches!(
+        pool.sync(),
+        Err(PmemError::SyncUnsupported { .. })
+    ));
+    pool.close().unwrap();
+    assert!(Pool::open(options(SourceRequest::Volatile)).is_err());
+}
+
+#[test]
+fn unused_volatile_memory_goes_back_to_the_system_once() {
+    let pool = Pool::create(options(SourceRequest::Volatile)).unwrap();
+    let runs: Vec<_> = (0..8)
+        .map(|_| {
+            let run = pool.allocate(Arena::Segments, 1, 0).unwrap().unwrap();
+            pool.write(run.offset, &[1; 4096]);
+            run
+        })
+        .collect();
+    assert_eq!(pool.release_unused(), 0, "everything is in use");
+    runs[2..6].iter().for_each(|run| pool.free(*run));
+    let released_bytes = pool.release_unused();
+    assert!(released_bytes >= 4 * 4096, "{released_bytes}");
+    assert_eq!(pool.release_unused(), 0);
+    assert_eq!(read(&pool, runs[2].offset, 4096), [0; 4096], "really gone");
+    assert_eq!(read(&pool, runs[1].offset, 4096), [1; 4096]);
+    assert_eq!(read(&pool, runs[6].offset, 4096), [1; 4096]);
+    let again = pool.allocate(Arena::Segments, 1, 0).unwrap().unwrap();
+    assert_eq!(
+        again.offset, runs[2].offset,
+        "plain memory is reused from below"
+    );
+    assert!(again.generation > runs[2].generation);
+}
+
+#[test]
+fn offsets_from_a_medium_are_checked() {
+    let pool = Pool::create(on(&EmulatedBacking::new())).unwrap();
+    let end = pool.size_bytes();
+    // SAFETY: nobody stores to the pool here.
+    unsafe {
+        assert!(pool.checked_slice(end - 8, 8).is_some());
+        assert!(pool.checked_slice(end - 8, 9).is_none());
+        assert!(pool.checked_slice(u64::MAX, 2).is_none());
+    }
+    assert!(pool.contains(end, 0) && !pool.contains(end + 1, 0));
+    assert_eq!(pool.arena_of(end), None);
+}
+
+#[test]
+#[should_panic(expected = "outside of the pool")]
+fn a_store_beyond_the_end_is_a_bug() {
+    let pool = Pool::create(on(&EmulatedBacking::new())).unwrap();
+    pool.write(pool.size_bytes() - 4, &[0; 8]);
+}
+
+#[test]
+fn contradictory_options_are_refused() {
+    let good = options(SourceRequest::Volatile);
+    let mut bad = Vec::new();
+    bad.extend((0..5).map(|_| good.clone()));
+    (bad[0].segment_unit_bytes, bad[0].block_unit_bytes) = (0, 0);
+    bad[1].segment_unit_bytes = 100;
+    bad[2].max_bytes = 4096;
+    bad[3].segment_unit_bytes = 1 << 20;
+    bad[4].max_bytes = u64::MAX;
+    for options in bad {
+        let refused = Pool::create(options.clone());
+        assert!(
+            matches!(refused, Err(PmemError::InvalidOptions { .. })),
+            "{options:?}"
+        );
+    }
+}
