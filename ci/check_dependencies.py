@@ -31,11 +31,7 @@ LICENCES = {
 EXCEPTIONS = {"LLVM-exception": "lifts the notice from binaries"}
 
 # Crates that may occur in several incompatible versions, with the reason. Each costs build time.
-DUPLICATES: dict[str, str] = {
-    "parking_lot": "quick_cache has not moved to 0.13 yet",
-    "parking_lot_core": "part of parking_lot",
-    "lock_api": "part of parking_lot",
-}
+DUPLICATES: dict[str, str] = {}
 
 CRATES_IO = "registry+https://github.com/rust-lang/crates.io-index"
 

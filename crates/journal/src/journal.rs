@@ -415,6 +415,9 @@ impl Journal {
     /// What replaces the entries must be durable, and so must a manifest that names this position's
     /// generation (or a later one that exists) as the first live generation: the next recovery looks
     /// for it, and the older files are overwritten from now on.
+    ///
+    /// What was released may be missing from a later replay although newer entries are there. So a
+    /// caller that releases entries which are newer than some it still needs has synced those first.
     pub fn release_before(&self, position: JournalPosition) {
         let mut appender = self.appender.lock();
         // Never past the end, whatever the caller believes.

@@ -27,7 +27,10 @@ impl WriteBatch {
     pub fn put(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> &mut Self {
         let (key, value) = (key.as_ref(), value.as_ref());
         self.len_bytes += key.len() + value.len();
-        self.operations.push(BatchOperation { key: key.into(), value: Some(value.into()) });
+        self.operations.push(BatchOperation {
+            key: key.into(),
+            value: Some(value.into()),
+        });
         self
     }
 
@@ -35,7 +38,10 @@ impl WriteBatch {
     pub fn delete(&mut self, key: impl AsRef<[u8]>) -> &mut Self {
         let key = key.as_ref();
         self.len_bytes += key.len();
-        self.operations.push(BatchOperation { key: key.into(), value: None });
+        self.operations.push(BatchOperation {
+            key: key.into(),
+            value: None,
+        });
         self
     }
 

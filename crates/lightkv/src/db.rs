@@ -121,7 +121,11 @@ impl Db {
 
     /// The entries whose keys start with a prefix as of now, in order.
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Scan {
-        Scan::new(self.engine.clone().scan(prefix_range(prefix.as_ref()), None))
+        Scan::new(
+            self.engine
+                .clone()
+                .scan(prefix_range(prefix.as_ref()), None),
+        )
     }
 
     /// Freezes the present moment for reading.
@@ -193,13 +197,19 @@ impl Db {
 
 impl std::fmt::Debug for Db {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Db").field("durability", &self.durability()).finish_non_exhaustive()
+        formatter
+            .debug_struct("Db")
+            .field("durability", &self.durability())
+            .finish_non_exhaustive()
     }
 }
 
 fn check_key(key: &[u8]) -> Result<()> {
     if key.len() > KEY_LEN_MAX_BYTES {
-        return Err(Error::KeyTooLarge { len_bytes: key.len(), limit_bytes: KEY_LEN_MAX_BYTES });
+        return Err(Error::KeyTooLarge {
+            len_bytes: key.len(),
+            limit_bytes: KEY_LEN_MAX_BYTES,
+        });
     }
     Ok(())
 }
@@ -256,10 +266,16 @@ pub(crate) fn prefix_range(prefix: &[u8]) -> KeyRange {
     while let Some(last) = end.pop() {
         if last < u8::MAX {
             end.push(last + 1);
-            return KeyRange { start: prefix.to_vec(), end: Some(end) };
+            return KeyRange {
+                start: prefix.to_vec(),
+                end: Some(end),
+            };
         }
     }
-    KeyRange { start: prefix.to_vec(), end: None }
+    KeyRange {
+        start: prefix.to_vec(),
+        end: None,
+    }
 }
 
 #[cfg(test)]
@@ -277,7 +293,13 @@ mod tests {
     #[test]
     fn bounds_become_half_open() {
         let range = KeyRange::new((Bound::Excluded(&b"a"[..]), Bound::Included(&b"c"[..])));
-        assert_eq!(range, KeyRange { start: b"a\0".to_vec(), end: Some(b"c\0".to_vec()) });
+        assert_eq!(
+            range,
+            KeyRange {
+                start: b"a\0".to_vec(),
+                end: Some(b"c\0".to_vec())
+            }
+        );
         assert!(KeyRange::new(b"b".as_slice()..b"b".as_slice()).is_empty());
         assert!(!KeyRange::new(..).is_empty());
     }

@@ -95,7 +95,9 @@ pub enum Error {
         limit_bytes: usize,
     },
     /// A batch is larger than [`crate::BATCH_LEN_MAX_BYTES`] or than half of the write buffer.
-    #[error("the batch has {len_bytes} bytes, the largest allowed here has {limit_bytes}; split it, or raise the memory budget")]
+    #[error(
+        "the batch has {len_bytes} bytes, the largest allowed here has {limit_bytes}; split it, or raise the memory budget"
+    )]
     BatchTooLarge {
         /// Its length in bytes.
         len_bytes: usize,
@@ -118,7 +120,9 @@ pub enum Error {
     },
     /// An earlier write or sync failed, so no later write may be acknowledged. Reads go on. Reopen
     /// the store after mending the cause.
-    #[error("the store takes no writes since an earlier failure ({reason}); mend the cause and reopen it")]
+    #[error(
+        "the store takes no writes since an earlier failure ({reason}); mend the cause and reopen it"
+    )]
     Poisoned {
         /// The first failure.
         reason: String,
@@ -129,17 +133,17 @@ pub enum Error {
 }
 
 /// An operating-system error with its place; a lack of space gets its own kind.
-pub(crate) fn io(
-    path: impl Into<PathBuf>,
-    operation: &'static str,
-    source: io::Error,
-) -> Error {
+pub(crate) fn io(path: impl Into<PathBuf>, operation: &'static str, source: io::Error) -> Error {
     let path = path.into();
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
             Error::NoSpace { path }
         }
-        _ => Error::Io { path, operation, source },
+        _ => Error::Io {
+            path,
+            operation,
+            source,
+        },
     }
 }
 
@@ -147,19 +151,50 @@ impl From<lightkv_pmem::PmemError> for Error {
     fn from(error: lightkv_pmem::PmemError) -> Self {
         use lightkv_pmem::PmemError as E;
         match error {
-            E::Io { path, operation, source } => Self::Io { path, operation, source },
+            E::Io {
+                path,
+                operation,
+                source,
+            } => Self::Io {
+                path,
+                operation,
+                source,
+            },
             E::NoSpace { path, .. } => Self::NoSpace { path },
-            E::Corruption { file, offset, message } => Self::Corruption { file, offset, message },
-            E::Foreign { file } => {
-                Self::Foreign { path: file, message: "it is not an extent of a pool".into() }
-            }
-            E::NewerVersion { file, found, supported } => {
-                Self::NewerVersion { file, found, supported }
-            }
-            E::Mismatch { file, message } => Self::Foreign { path: file, message },
+            E::Corruption {
+                file,
+                offset,
+                message,
+            } => Self::Corruption {
+                file,
+                offset,
+                message,
+            },
+            E::Foreign { file } => Self::Foreign {
+                path: file,
+                message: "it is not an extent of a pool".into(),
+            },
+            E::NewerVersion {
+                file,
+                found,
+                supported,
+            } => Self::NewerVersion {
+                file,
+                found,
+                supported,
+            },
+            E::Mismatch { file, message } => Self::Foreign {
+                path: file,
+                message,
+            },
             E::SyncUnsupported { path } => Self::SyncUnsupported { path },
-            E::InvalidOptions { message } => Self::InvalidOption { option: "pmem_path", message },
-            other => Self::Poisoned { reason: other.to_string() },
+            E::InvalidOptions { message } => Self::InvalidOption {
+                option: "pmem_path",
+                message,
+            },
+            other => Self::Poisoned {
+                reason: other.to_string(),
+            },
         }
     }
 }
@@ -168,22 +203,48 @@ impl From<lightkv_journal::JournalError> for Error {
     fn from(error: lightkv_journal::JournalError) -> Self {
         use lightkv_journal::JournalError as E;
         match error {
-            E::Io { path, operation, source } => Self::Io { path, operation, source },
+            E::Io {
+                path,
+                operation,
+                source,
+            } => Self::Io {
+                path,
+                operation,
+                source,
+            },
             E::NoSpace { path, .. } => Self::NoSpace { path },
-            E::Corruption { path, offset, message } => {
-                Self::Corruption { file: path, offset, message }
-            }
-            E::NewerVersion { path, found, supported } => {
-                Self::NewerVersion { file: path, found, supported }
-            }
-            E::Foreign { path, .. } => {
-                Self::Foreign { path, message: "it is the journal of another store".into() }
-            }
-            E::EntryTooLarge { len_bytes, limit_bytes } => Self::BatchTooLarge {
+            E::Corruption {
+                path,
+                offset,
+                message,
+            } => Self::Corruption {
+                file: path,
+                offset,
+                message,
+            },
+            E::NewerVersion {
+                path,
+                found,
+                supported,
+            } => Self::NewerVersion {
+                file: path,
+                found,
+                supported,
+            },
+            E::Foreign { path, .. } => Self::Foreign {
+                path,
+                message: "it is the journal of another store".into(),
+            },
+            E::EntryTooLarge {
+                len_bytes,
+                limit_bytes,
+            } => Self::BatchTooLarge {
                 len_bytes: len_bytes as usize,
                 limit_bytes: limit_bytes as usize,
             },
-            other => Self::Poisoned { reason: other.to_string() },
+            other => Self::Poisoned {
+                reason: other.to_string(),
+            },
         }
     }
 }
@@ -192,16 +253,42 @@ impl From<lightkv_table::TableError> for Error {
     fn from(error: lightkv_table::TableError) -> Self {
         use lightkv_table::TableError as E;
         match error {
-            E::Io { path, operation, source, .. } => Self::Io { path, operation, source },
+            E::Io {
+                path,
+                operation,
+                source,
+                ..
+            } => Self::Io {
+                path,
+                operation,
+                source,
+            },
             E::NoSpace { path } => Self::NoSpace { path },
-            E::Corruption { file, offset, message } => Self::Corruption { file, offset, message },
-            E::Foreign { file } => {
-                Self::Foreign { path: file, message: "it is not a table of this store".into() }
-            }
-            E::NewerVersion { file, found, supported } => {
-                Self::NewerVersion { file, found, supported }
-            }
-            other => Self::Poisoned { reason: other.to_string() },
+            E::Corruption {
+                file,
+                offset,
+                message,
+            } => Self::Corruption {
+                file,
+                offset,
+                message,
+            },
+            E::Foreign { file } => Self::Foreign {
+                path: file,
+                message: "it is not a table of this store".into(),
+            },
+            E::NewerVersion {
+                file,
+                found,
+                supported,
+            } => Self::NewerVersion {
+                file,
+                found,
+                supported,
+            },
+            other => Self::Poisoned {
+                reason: other.to_string(),
+            },
         }
     }
 }

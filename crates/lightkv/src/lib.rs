@@ -43,7 +43,7 @@ mod stats;
 pub use batch::WriteBatch;
 pub use bytes::{Key, Value};
 pub use db::Db;
-pub use durability::{Durability, Survives};
+pub use durability::{Durability, Granularity, Survives};
 pub use error::{Error, Result};
 pub use options::{Compression, EngineKind, Options, WriteOptions};
 pub use scan::Scan;

@@ -92,8 +92,6 @@ pub struct Tuning {
     pub block_bytes: Option<usize>,
     /// Values from this length on are stored in files of their own.
     pub large_value_bytes: Option<usize>,
-    /// Most bytes of one table that a flush or compaction writes before it starts the next.
-    pub table_bytes: Option<u64>,
 }
 
 /// What stands in for persistent memory when a pool is asked for. Not part of the stable API.
@@ -115,7 +113,7 @@ impl Default for Options {
 
 impl Options {
     /// The defaults: engine `lightkv`, no persistent memory (a journal in the store's directory), a
-    /// memory budget of 1 GiB, no compression, two background threads.
+    /// memory budget of 1 GiB, no compression, one thread that compacts beside the one that flushes.
     pub fn new() -> Self {
         Self {
             engine: EngineKind::default(),
@@ -123,7 +121,7 @@ impl Options {
             memory_budget_bytes: 1 << 30,
             compression: Compression::default(),
             create_if_missing: true,
-            background_threads: 2,
+            background_threads: 1,
             compaction_size: 4,
             max_open_files: 512,
             tuning: Tuning::default(),
@@ -166,7 +164,7 @@ impl Options {
         self
     }
 
-    /// Threads for flush and compaction, 1 to 64; default 2.
+    /// Threads that compact, 1 to 64; default 1. One more thread flushes.
     pub fn background_threads(mut self, threads: usize) -> Self {
         self.background_threads = threads;
         self
@@ -221,12 +219,14 @@ impl Options {
     }
 
     fn check(&self) -> Result<()> {
-        let invalid =
-            |option, message: String| Err(Error::InvalidOption { option, message });
+        let invalid = |option, message: String| Err(Error::InvalidOption { option, message });
         if self.memory_budget_bytes < 16 << 20 {
             return invalid(
                 "memory_budget",
-                format!("{} bytes are too few, 16 MiB are the least", self.memory_budget_bytes),
+                format!(
+                    "{} bytes are too few, 16 MiB are the least",
+                    self.memory_budget_bytes
+                ),
             );
         }
         if !(1..=64).contains(&self.background_threads) {

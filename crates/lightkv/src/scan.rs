@@ -16,8 +16,14 @@ pub struct Scan {
 impl Scan {
     pub(crate) fn new(scan: Result<Box<dyn EngineScan>>) -> Self {
         match scan {
-            Ok(inner) => Self { inner: Some(inner), error: None },
-            Err(error) => Self { inner: None, error: Some(error) },
+            Ok(inner) => Self {
+                inner: Some(inner),
+                error: None,
+            },
+            Err(error) => Self {
+                inner: None,
+                error: Some(error),
+            },
         }
     }
 

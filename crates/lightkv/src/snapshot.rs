@@ -30,12 +30,20 @@ impl Snapshot {
 
     /// The entries of a key range at this moment, in order.
     pub fn scan<'a>(&self, range: impl RangeBounds<&'a [u8]>) -> Scan {
-        Scan::new(self.engine.clone().scan(KeyRange::new(range), Some(self.sequence)))
+        Scan::new(
+            self.engine
+                .clone()
+                .scan(KeyRange::new(range), Some(self.sequence)),
+        )
     }
 
     /// The entries whose keys start with a prefix at this moment, in order.
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Scan {
-        Scan::new(self.engine.clone().scan(prefix_range(prefix.as_ref()), Some(self.sequence)))
+        Scan::new(
+            self.engine
+                .clone()
+                .scan(prefix_range(prefix.as_ref()), Some(self.sequence)),
+        )
     }
 }
 
@@ -47,6 +55,9 @@ impl Drop for Snapshot {
 
 impl std::fmt::Debug for Snapshot {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Snapshot").field("sequence", &self.sequence).finish_non_exhaustive()
+        formatter
+            .debug_struct("Snapshot")
+            .field("sequence", &self.sequence)
+            .finish_non_exhaustive()
     }
 }

@@ -51,6 +51,7 @@ mod allocator;
 mod counters;
 mod emulated;
 mod error;
+mod inspection;
 mod map;
 mod options;
 mod persistence;

@@ -6,19 +6,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::allocator::{ArenaState, ExtentUnits, GENERATION_LEASE, Reuse, recover_table};
+use crate::allocator::{
+    ArenaState, ExtentUnits, GENERATION_LEASE, RecoveredTable, Reuse, recover_table,
+};
 use crate::counters::Counters;
 use crate::emulated::EmulatedBacking;
 use crate::error::{PmemError, Result};
+use crate::inspection::{SoundExtent, check_extents, find_in_backing, find_in_directory};
 use crate::map::{LARGE_PAGE_BYTES, Mapping};
 use crate::options::{
     Arena, EmulatedMedium, Granularity, PoolCounters, PoolOptions, SourceKind, SourceRequest,
 };
 use crate::pool_layout::{
-    ExtentGeometry, ExtentHeader, FLOOR_OFFSET, FORMAT_VERSION, HEADER_BYTES, HEADER_PAGE_BYTES,
-    HeaderError, MAX_GENERATION, UnitState, UnitWord, decode_floor, encode_floor,
+    ExtentGeometry, ExtentHeader, FLOOR_OFFSET, HEADER_PAGE_BYTES, MAX_GENERATION, UnitState,
+    UnitWord, encode_floor,
 };
-use crate::source::{DirectorySource, FoundExtent, HEAD_BYTES, extent_name, list_extents};
+use crate::source::{DirectorySource, ExtentFiles, HEAD_BYTES, extent_name, list_extents};
 use crate::store::{self, Instructions};
 
 /// What `flush`, `fence` and the streaming stores do. One match on it is the only branch that the
@@ -77,11 +80,15 @@ pub struct Pool {
     pub(crate) mode: Mode,
     pub(crate) instructions: Instructions,
     pub(crate) emulation: Option<Emulation>,
+    /// The medium is free for another pool.
+    released: AtomicBool,
     pub(crate) counters: Counters,
     pub(crate) arenas: [Mutex<ArenaState>; 2],
     /// Arena of each extent by its place, to find the owner of an offset.
     pub(crate) owners: RwLock<Vec<(u64, Arena)>>,
     growth: Mutex<Growth>,
+    /// A lock of its own, below that of an arena: allocation may have to sync.
+    files: ExtentFiles,
     kind: SourceKind,
     granularity: Granularity,
     identity: u64,
@@ -112,14 +119,6 @@ impl std::fmt::Debug for Pool {
             .field("mapped_bytes", &self.mapped_bytes)
             .finish_non_exhaustive()
     }
-}
-
-/// A checked extent on its way into the pool.
-struct SoundExtent {
-    found: FoundExtent,
-    header: ExtentHeader,
-    floor: u32,
-    arena: Arena,
 }
 
 impl Pool {
@@ -201,10 +200,13 @@ impl Pool {
         };
         let mapping = Mapping::reserve(max_bytes)
             .map_err(|error| PmemError::io(&place, "reserve addresses", error))?;
+        let mut files = ExtentFiles::default();
         let (source, kind, granularity, emulation) = match &options.source {
             SourceRequest::Directory(directory) => {
                 // The class is known once the first extent is mapped.
-                let source = Source::Directory(DirectorySource::new(directory));
+                let source = DirectorySource::new(directory);
+                files = Arc::clone(&source.files);
+                let source = Source::Directory(source);
                 (source, SourceKind::File, Granularity::Page, None)
             }
             SourceRequest::Emulated(medium) => {
@@ -239,6 +241,7 @@ impl Pool {
             },
             instructions: Instructions::detect(),
             emulation,
+            released: AtomicBool::new(false),
             counters: Counters::new(),
             arenas: [arena(Arena::Segments), arena(Arena::Blocks)],
             owners: RwLock::new(Vec::new()),
@@ -246,6 +249,7 @@ impl Pool {
                 source,
                 extent_count: 0,
             }),
+            files,
             kind,
             granularity,
             identity: options.identity,
@@ -328,8 +332,13 @@ impl Pool {
             emulation.backing.use_mapping(&self.mapping);
         }
         self.settle_mode();
-        for (header, floor, arena, path) in &extents {
-            self.recover_extent(header, *floor, *arena, path)?;
+        // All tables are judged before the first byte is changed.
+        let mut tables = Vec::with_capacity(extents.len());
+        for (header, _, _, path) in &extents {
+            tables.push(self.judge_table(header, path)?);
+        }
+        for ((header, floor, arena, _), table) in extents.iter().zip(tables) {
+            self.adopt_extent(header, *floor, *arena, table);
         }
         self.fence();
         // The raised floors must be durable before anything is allocated above them.
@@ -348,31 +357,26 @@ impl Pool {
         }
     }
 
-    fn recover_extent(
-        &self,
-        header: &ExtentHeader,
-        floor: u32,
-        arena: Arena,
-        path: &Path,
-    ) -> Result<()> {
+    fn judge_table(&self, header: &ExtentHeader, path: &Path) -> Result<RecoveredTable> {
+        let word_offset = |unit: u32| HEADER_PAGE_BYTES + u64::from(unit) * 8;
+        let word_at = |unit: u32| self.load_u64(header.pool_offset + word_offset(unit));
+        recover_table(header.unit_count, word_at)
+            .map_err(|(unit, message)| PmemError::corruption(path, word_offset(unit), message))
+    }
+
+    /// Clears what a crash left in the table, raises the floor, and hands the extent to its arena.
+    fn adopt_extent(&self, header: &ExtentHeader, floor: u32, arena: Arena, table: RecoveredTable) {
         let table_offset = header.pool_offset + HEADER_PAGE_BYTES;
-        let word_offset = |unit: u32| table_offset + u64::from(unit) * 8;
-        let table = recover_table(header.unit_count, |unit| self.load_u64(word_offset(unit)))
-            .map_err(|(unit, message)| {
-                let offset = word_offset(unit) - header.pool_offset;
-                PmemError::corruption(path, offset, message)
-            })?;
         for unit in &table.dead {
-            let word = self.load_u64(word_offset(*unit));
-            let generation = UnitWord::decode(word)
-                .map_err(|message| PmemError::corruption(path, word_offset(*unit), message))?
-                .generation;
+            let offset = table_offset + u64::from(*unit) * 8;
+            // The low half of a word is its generation, whatever its state.
+            let generation = self.load_u64(offset) as u32;
             let free = UnitWord {
                 state: UnitState::Free,
                 generation,
             };
-            self.store_u64(word_offset(*unit), free.encode());
-            self.flush(word_offset(*unit), 8);
+            self.store_u64(offset, free.encode());
+            self.flush(offset, 8);
         }
         let new_floor = table
             .greatest_generation
@@ -391,7 +395,6 @@ impl Pool {
         for (first, count) in table.live {
             units.take(first, count);
         }
-        Ok(())
     }
 
     /// Header of an extent to be created, `None` if it could not hold a unit.
@@ -562,10 +565,7 @@ impl Pool {
         if self.kind != SourceKind::File {
             return Ok(());
         }
-        let files = match &self.growth.lock().source {
-            Source::Directory(directory) => directory.files.clone(),
-            Source::Emulated(_) | Source::Volatile => return Ok(()),
-        };
+        let files = self.files.lock().clone();
         // Relaxed: the flag only ever turns on, and a sync racing with the failing one may take
         // place before it.
         let failed_before = self.sync_failed.load(Ordering::Relaxed);
@@ -598,6 +598,20 @@ impl Pool {
         unsafe { self.mapping.discard_anonymous(offset, len_bytes).is_ok() }
     }
 
+    /// Lets another pool open the medium while this one still lives, for readers of what it holds.
+    /// The caller stores, allocates and frees nothing through this pool any more.
+    ///
+    /// Durability: none; nothing is fenced or synced. Files need no release: a second mapping is
+    /// always possible, and who owns a store is decided by the store's lock.
+    pub fn release(&self) {
+        // AcqRel: only one caller may end the claim, for another pool may hold the next one.
+        if !self.released.swap(true, Ordering::AcqRel)
+            && let Some(emulation) = &self.emulation
+        {
+            emulation.backing.detach();
+        }
+    }
+
     /// Ends the use of the pool: a last fence, and a sync where the medium has one.
     ///
     /// Dropping the pool instead is what a killed process does: nothing is lost that a kill would
@@ -610,9 +624,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        if let Some(emulation) = &self.emulation {
-            emulation.backing.detach();
-        }
+        self.release();
     }
 }
 
@@ -654,153 +666,4 @@ fn map_new_extent(
     }
     growth.extent_count += 1;
     Ok(path)
-}
-
-fn find_in_directory(directory: &Path) -> Result<Vec<FoundExtent>> {
-    let indexes = list_extents(directory)?;
-    for (expected, index) in indexes.iter().enumerate() {
-        if *index != expected as u32 {
-            let missing = directory.join(extent_name(expected as u32));
-            return Err(PmemError::corruption(&missing, 0, "the extent is missing"));
-        }
-    }
-    indexes
-        .into_iter()
-        .map(|index| FoundExtent::open(directory.join(extent_name(index))))
-        .collect()
-}
-
-fn find_in_backing(backing: &EmulatedBacking) -> Vec<FoundExtent> {
-    let image = backing.image();
-    let mut place = 0;
-    let mut found = Vec::with_capacity(image.extents.len());
-    for (index, len_bytes) in image.extents.iter().enumerate() {
-        let head = &image.bytes[place..];
-        found.push(FoundExtent {
-            path: PathBuf::from(extent_name(index as u32)),
-            len_bytes: *len_bytes,
-            head: head[..HEAD_BYTES.min(*len_bytes as usize)].to_vec(),
-            file: None,
-        });
-        place += *len_bytes as usize;
-    }
-    found
-}
-
-/// Judges all extents; the second result is a last one whose creation was interrupted.
-fn check_extents(
-    found: Vec<FoundExtent>,
-    options: &PoolOptions,
-) -> Result<(Vec<SoundExtent>, Option<FoundExtent>)> {
-    let last = found.len() - 1;
-    let mut sound: Vec<SoundExtent> = Vec::with_capacity(found.len());
-    let mut pool_offset = 0;
-    for (index, mut extent) in found.into_iter().enumerate() {
-        let file = extent.path.clone();
-        let present = extent.head.len();
-        extent.head.resize(HEAD_BYTES, 0);
-        let header = match ExtentHeader::decode(&extent.head) {
-            Ok(header) if present == HEAD_BYTES => header,
-            Err(HeaderError::Unfinished) if index == last => {
-                return match extent.first_used_byte()? {
-                    None => Ok((sound, Some(extent))),
-                    Some(_) => Err(PmemError::corruption(
-                        &file,
-                        0,
-                        "the header of a used extent is gone",
-                    )),
-                };
-            }
-            Err(HeaderError::Unfinished) => {
-                return Err(PmemError::corruption(&file, 0, "the header is gone"));
-            }
-            Err(HeaderError::Foreign) if present >= 8 => return Err(PmemError::Foreign { file }),
-            Err(HeaderError::NewerVersion(found)) if present >= HEADER_BYTES => {
-                let supported = FORMAT_VERSION;
-                return Err(PmemError::NewerVersion {
-                    file,
-                    found,
-                    supported,
-                });
-            }
-            Err(HeaderError::Damaged(offset, message)) if present == HEAD_BYTES => {
-                return Err(PmemError::corruption(&file, offset, message));
-            }
-            _ => {
-                let message = format!("only {} bytes are left of the file", extent.len_bytes);
-                return Err(PmemError::corruption(&file, extent.len_bytes, message));
-            }
-        };
-        let mismatch = |message: String| PmemError::Mismatch {
-            file: file.clone(),
-            message,
-        };
-        if header.identity != options.identity {
-            return Err(mismatch(format!(
-                "identity is {:#018x}, the store's is {:#018x}",
-                header.identity, options.identity
-            )));
-        }
-        if header.engine_kind != options.engine_kind {
-            return Err(mismatch(format!(
-                "engine kind is {}, the store's is {}",
-                header.engine_kind, options.engine_kind
-            )));
-        }
-        let damaged = |offset, message: String| PmemError::corruption(&file, offset, message);
-        if header.extent_index != index as u32 {
-            return Err(damaged(
-                24,
-                format!("this is extent {}", header.extent_index),
-            ));
-        }
-        let arena = Arena::from_role(header.role)
-            .ok_or_else(|| damaged(28, format!("role {} does not exist", header.role)))?;
-        if header.extent_bytes != extent.len_bytes {
-            let message = format!(
-                "file has {} bytes, not {}",
-                extent.len_bytes, header.extent_bytes
-            );
-            return Err(damaged(extent.len_bytes.min(header.extent_bytes), message));
-        }
-        if !header.extent_bytes.is_multiple_of(4096) || header.extent_bytes > 1 << 46 {
-            return Err(damaged(
-                32,
-                format!("extent of {} bytes", header.extent_bytes),
-            ));
-        }
-        if header.pool_offset != pool_offset {
-            return Err(damaged(
-                40,
-                format!("place {} is not {pool_offset}", header.pool_offset),
-            ));
-        }
-        let unit_differs = sound
-            .iter()
-            .any(|before| before.arena == arena && before.header.unit_bytes != header.unit_bytes);
-        if unit_differs {
-            return Err(damaged(56, "unit differs from that of the arena".into()));
-        }
-        let mut floor_word = [0; 8];
-        floor_word.copy_from_slice(&extent.head[FLOOR_OFFSET as usize..]);
-        let floor = decode_floor(
-            u64::from_le_bytes(floor_word),
-            header.identity,
-            index as u32,
-        )
-        .ok_or_else(|| {
-            damaged(
-                FLOOR_OFFSET,
-                "checksum of the generation floor differs".into(),
-            )
-        })?;
-        pool_offset += header.extent_bytes;
-        sound.push(SoundExtent {
-            found: extent,
-            header,
-            floor,
-            arena,
-        });
-    }
-    Ok((sound, None))
 }

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
@@ -159,11 +160,15 @@ fn sync_directory(directory: &Path) -> Result<()> {
         .map_err(|error| PmemError::io(directory, "fsync", error))
 }
 
+/// The files of the extents, in order.
+pub(crate) type ExtentFiles = Arc<Mutex<Vec<Arc<File>>>>;
+
 /// A directory of extent files.
 #[derive(Debug)]
 pub(crate) struct DirectorySource {
     pub(crate) directory: PathBuf,
-    pub(crate) files: Vec<Arc<File>>,
+    /// Shared with the pool, which syncs them without the lock of growth.
+    pub(crate) files: ExtentFiles,
     /// Found out with the first extent; all of a directory are of one kind.
     pub(crate) class: Option<(SourceKind, Granularity)>,
 }
@@ -172,7 +177,7 @@ impl DirectorySource {
     pub(crate) fn new(directory: &Path) -> Self {
         DirectorySource {
             directory: directory.to_path_buf(),
-            files: Vec::new(),
+            files: ExtentFiles::default(),
             class: None,
         }
     }
@@ -255,7 +260,7 @@ impl DirectorySource {
             .map_file(place, bytes, &file, how)
             .map_err(|error| PmemError::io(path, "mmap", error))?;
         self.class = Some((kind, granularity));
-        self.files.push(Arc::new(file));
+        self.files.lock().push(Arc::new(file));
         Ok(())
     }
 }

@@ -143,8 +143,9 @@ impl Default for LineTail {
 
 /// Ranges with partly covered lines go through the cache if they are shorter than this, in bytes.
 ///
-/// Measured with records of many segments in turn, one fence each (`examples/persist_cost.rs`), in
-/// nanoseconds; the ends of these records share lines with their neighbours:
+/// Nanoseconds a record and fence, records end to end in 2,048 segments by turns, so that their ends
+/// share lines with their neighbours. A prototype of all four ways on a busy machine: the ratios
+/// count. `examples/persist_cost.rs` measures the ways that are left.
 ///
 /// | bytes | plain and flush | streamed, ends plain | streamed, ends as 8-byte words | whole lines |
 /// |---|---|---|---|---|

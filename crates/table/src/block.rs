@@ -367,3 +367,99 @@ impl<'a> Payload<'a> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block_builder::{BlockBuilder, NewEntry};
+
+    fn seal(mut body: Vec<u8>, compression: u8) -> Vec<u8> {
+        body.push(compression);
+        let crc = seed().checksum(100, &body);
+        body.extend_from_slice(&crc.to_le_bytes());
+        body
+    }
+
+    fn seed() -> ChecksumSeed {
+        ChecksumSeed::new(1, 2)
+    }
+
+    fn payload() -> Vec<u8> {
+        let mut payload = Vec::new();
+        let mut builder = BlockBuilder::new(4);
+        let entry = NewEntry {
+            key: b"key",
+            shared: 0,
+            sequence: 77,
+            kind: EntryKind::Put,
+            value: &[5; 1000],
+        };
+        builder.add(&mut payload, entry);
+        builder.finish(&mut payload);
+        payload
+    }
+
+    fn compressed(raw_len: u32, payload: &[u8]) -> Vec<u8> {
+        let body = lz4_flex::block::compress(payload);
+        seal([&raw_len.to_le_bytes()[..], &body].concat(), BLOCK_LZ4)
+    }
+
+    #[test]
+    fn stored_blocks_of_both_kinds_open() {
+        let payload = payload();
+        for stored in [
+            seal(payload.clone(), BLOCK_RAW),
+            compressed(payload.len() as u32, &payload),
+        ] {
+            let mut scratch = Vec::new();
+            let opened = open_stored(&stored, seed(), 100, &mut scratch).unwrap();
+            assert_eq!(opened.payload(), payload);
+            let block = Block::from_stored(stored, seed(), 100).unwrap();
+            let found = block.payload().find(b"key", 77).unwrap();
+            assert!(
+                matches!(found, Lookup::Found { sequence: 77, value, .. } if value.len() == 1000)
+            );
+        }
+    }
+
+    #[test]
+    fn a_block_passes_only_at_its_place() {
+        let stored = seal(payload(), BLOCK_RAW);
+        for (seed, offset) in [
+            (ChecksumSeed::new(9, 2), 100),
+            (ChecksumSeed::new(1, 9), 100),
+            (ChecksumSeed::new(1, 2), 101),
+        ] {
+            assert!(Block::from_stored(stored.clone(), seed, offset).is_err());
+        }
+        let unknown = seal(payload(), 2);
+        assert!(Block::from_stored(unknown, seed(), 100).is_err());
+        for len in 0..stored.len().min(8) {
+            assert!(Block::from_stored(stored[..len].to_vec(), seed(), 100).is_err());
+        }
+    }
+
+    #[test]
+    fn a_claimed_length_is_checked_before_it_is_allocated() {
+        let payload = payload();
+        let len = payload.len() as u32;
+        for claim in [
+            u32::MAX,
+            MAX_BLOCK_BYTES as u32 + 1,
+            MAX_BLOCK_BYTES as u32,
+            1 << 20,
+        ] {
+            let mut scratch = Vec::new();
+            let stored = compressed(claim, &payload);
+            assert!(open_stored(&stored, seed(), 100, &mut scratch).is_err());
+            assert_eq!(scratch.capacity(), 0, "{claim}");
+        }
+        for claim in [0, len - 1, len + 1] {
+            let stored = compressed(claim, &payload);
+            assert!(
+                open_stored(&stored, seed(), 100, &mut Vec::new()).is_err(),
+                "{claim}"
+            );
+        }
+    }
+}

@@ -59,7 +59,8 @@ impl IteratorOptions {
 }
 
 /// A place in a table, or none. Entries are in the order of keys, versions of a key from the newest to
-/// the oldest. After an error the iterator is at no place; it can be placed anew.
+/// the oldest. After an error the iterator is at no place; it can be placed anew. An iterator that reads
+/// ahead has up to 256 KiB of memory of its own, or one block if that is longer.
 pub struct TableIterator {
     reader: Arc<TableReader>,
     options: IteratorOptions,

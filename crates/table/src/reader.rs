@@ -119,14 +119,42 @@ impl TableReader {
         max_sequence: u64,
         fill_cache: bool,
     ) -> Result<Option<Found>> {
-        if key < &*self.properties.smallest_key
-            || key > &*self.properties.largest_key
-            || max_sequence < self.properties.min_sequence
-        {
+        if key < &*self.properties.smallest_key || key > &*self.properties.largest_key {
             return Ok(None);
         }
+        match self.probe(hash, max_sequence) {
+            Some(probe) => self.get_probed_with(probe, key, max_sequence, fill_cache),
+            None => Ok(None),
+        }
+    }
+
+    /// Asks the persistent leaf alone, without a read: `None` if no key of that hash is in the table, but
+    /// for one in 65,536; otherwise what [`TableReader::get_probed`] needs.
+    #[inline]
+    pub fn probe(&self, hash: u64, max_sequence: u64) -> Option<Probe> {
+        if max_sequence < self.properties.min_sequence {
+            return None;
+        }
         self.shared.counters.leaf_probes.add(1);
-        let (mut block, probed) = match self.leaf.probe(hash) {
+        match self.leaf.probe(hash) {
+            Probe::Absent => None,
+            probe => Some(probe),
+        }
+    }
+
+    /// The second half of [`TableReader::get`], after [`TableReader::probe`].
+    pub fn get_probed(&self, probe: Probe, key: &[u8], max_sequence: u64) -> Result<Option<Found>> {
+        self.get_probed_with(probe, key, max_sequence, true)
+    }
+
+    fn get_probed_with(
+        &self,
+        probe: Probe,
+        key: &[u8],
+        max_sequence: u64,
+        fill_cache: bool,
+    ) -> Result<Option<Found>> {
+        let (mut block, probed) = match probe {
             Probe::Absent => return Ok(None),
             Probe::Block(block) => (block, true),
             Probe::SearchIndex => (

@@ -334,3 +334,123 @@ pub fn rebuild_leaf(reader: &TableReader) -> Result<Vec<u8>> {
     };
     Ok(build_leaf(identity, &hashes, &blocks))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block_builder::{BlockBuilder, NewEntry};
+    use crate::error::TableError;
+    use crate::shared::TableShared;
+    use crate::table_layout::TRAILER_BYTES;
+    use crate::{TableOptions, TableWriter};
+    use lightkv_vfs::{MemoryVfs, OpenMode, Vfs};
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    /// Verifies a block of three keys, all in `reader`, whose second entry shares `shared` bytes.
+    fn verify_sharing(reader: &TableReader, shared: usize, interval: u32) -> Result<(), Damage> {
+        let mut builder = BlockBuilder::new(interval);
+        let mut bytes = Vec::new();
+        for (key, shared) in [(b"abc1", 0), (b"abc2", shared), (b"abd3", 2)] {
+            let (sequence, kind, value) = (1, EntryKind::Put, &b"v"[..]);
+            let entry = NewEntry {
+                key,
+                shared,
+                sequence,
+                kind,
+                value,
+            };
+            builder.add(&mut bytes, entry);
+        }
+        builder.finish(&mut bytes);
+        let payload = Payload::new(&bytes, PayloadLayout::parse(&bytes).unwrap());
+        let separator = Separator {
+            key: Box::default(),
+            sequence: u64::MAX,
+        };
+        reader.verify_block(&mut EntryCheck::default(), 0, &separator, payload)
+    }
+
+    #[test]
+    fn entries_must_share_what_they_can() {
+        let vfs: Arc<dyn Vfs> = Arc::new(MemoryVfs::new());
+        let options = TableOptions::default();
+        let mut writer = TableWriter::create(Arc::clone(&vfs), "table", 1, options).unwrap();
+        for key in [b"abc1", b"abc2", b"abd3"] {
+            writer.add(key, 1, EntryKind::Put, b"v").unwrap();
+        }
+        writer.finish().unwrap();
+        let shared = Arc::new(TableShared::new(0, 1));
+        let reader = TableReader::open(vfs, "table", 1, options, None, shared).unwrap();
+        for (shared, interval) in [(3, 8), (3, 2), (0, 1)] {
+            assert_eq!(verify_sharing(&reader, shared, interval), Ok(()));
+        }
+        // The keys are right, but lookups would miss them.
+        assert!(verify_sharing(&reader, 2, 8).is_err());
+        assert!(verify_sharing(&reader, 0, 8).is_err());
+    }
+
+    /// Every byte of the first block and of the index changed, with good checksums.
+    #[test]
+    fn contradictions_with_good_checksums_are_found() {
+        let vfs: Arc<dyn Vfs> = Arc::new(MemoryVfs::new());
+        let options = TableOptions {
+            block_bytes: 200,
+            ..TableOptions::default()
+        };
+        let mut writer = TableWriter::create(Arc::clone(&vfs), "table", 1, options).unwrap();
+        for number in 0..60u32 {
+            let key = format!("key{:05}", number * 37);
+            writer
+                .add(key.as_bytes(), 9, EntryKind::Put, b"some value")
+                .unwrap();
+        }
+        writer.finish().unwrap();
+        let open = || {
+            let shared = Arc::new(TableShared::new(0, 1));
+            TableReader::open(Arc::clone(&vfs), "table", 1, options, None, shared).unwrap()
+        };
+        let reader = open();
+        reader.verify().unwrap();
+        let file = vfs.open(reader.path(), OpenMode::ReadWrite).unwrap();
+        let (block, block_len) = reader.block_place(0).unwrap();
+        let index = reader.footer.blocks_end;
+        let index_len = (reader.footer.root_offset - index) as usize;
+        let (root, root_len) = (reader.footer.root_offset, reader.footer.root_len as usize);
+        let mut messages = BTreeSet::new();
+        for (offset, len) in [(block, block_len), (index, index_len), (root, root_len)] {
+            let mut good = vec![0; len];
+            file.read_exact_at(&mut good, offset).unwrap();
+            for at in 0..len - TRAILER_BYTES {
+                for change in [1, 2, 0xff] {
+                    let mut bad = good.clone();
+                    bad[at] ^= change;
+                    let crc_at = len - 4;
+                    let crc = reader.seed.checksum(offset, &bad[..crc_at]);
+                    bad[crc_at..].copy_from_slice(&crc.to_le_bytes());
+                    file.write_all_at(&bad, offset).unwrap();
+                    match open().verify() {
+                        Err(TableError::Corruption { message, .. }) => {
+                            messages.insert(message);
+                        }
+                        // Values may be anything, and separators anything that divides.
+                        Ok(_) => {}
+                        Err(other) => panic!("{other}"),
+                    }
+                }
+            }
+            file.write_all_at(&good, offset).unwrap();
+        }
+        for message in [
+            "a separator of the index does not divide its blocks",
+            "the index contradicts the block offsets",
+            "the separators are not in order",
+            "the root of the index contradicts it",
+            "the entries are not in order",
+            "the persistent leaf does not know a key",
+            "the properties contradict the entries",
+        ] {
+            assert!(messages.contains(message), "{message}: {messages:#?}");
+        }
+    }
+}

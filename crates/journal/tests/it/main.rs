@@ -4,5 +4,6 @@ mod commit;
 mod crash;
 mod damage;
 mod faults;
+mod real_files;
 mod ring;
 mod store;

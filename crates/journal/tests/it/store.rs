@@ -160,22 +160,29 @@ impl Store {
 
     /// Checks what a crash left: a prefix of history without a hole, with all that must be there.
     pub(crate) fn check_survivors(&self, survivors: &Replayed, must_reach: u64, context: &str) {
-        let mut expected = survivors
+        let first = survivors
             .first()
             .map_or(self.released_sequence, |(first, ..)| *first);
         assert!(
-            expected <= self.released_sequence.max(1),
-            "{context}: lost the beginning, first is {expected}"
+            first <= self.released_sequence,
+            "{context}: lost the beginning, first is {first}"
         );
+        let mut reached = self.released_sequence;
+        // Not simply consecutive numbers: entries that were released and then lost in an earlier life
+        // left a gap.
+        let mut expected = self.entries.range(first..);
         for (sequence, position, bytes) in survivors {
-            assert_eq!(*sequence, expected, "{context}: a hole or a wrong order");
-            let (len, appended) = self.entries[sequence];
+            let (expected_sequence, (len, appended)) =
+                expected.next().expect("more survivors than entries");
+            assert_eq!(
+                sequence, expected_sequence,
+                "{context}: a hole or a wrong order"
+            );
+            let len = *len;
             assert_eq!(*bytes, payload(*sequence, len), "{context}: wrong bytes");
             assert_eq!(*position, appended.position, "{context}: wrong place");
-            expected += 1;
+            reached = reached.max(sequence + 1);
         }
-        // What was released counts as there.
-        let reached = expected.max(self.released_sequence);
         assert!(
             reached >= must_reach,
             "{context}: history ends before {reached}, must reach {must_reach}"

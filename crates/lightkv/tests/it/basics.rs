@@ -18,7 +18,10 @@ fn puts_gets_deletes_and_scans() {
     }
     for number in 0..5000 {
         let expected = (number % 7 != 0).then(|| format!("value {number}").into_bytes());
-        assert_eq!(db.get(key(number)).unwrap().map(|value| value.to_vec()), expected);
+        assert_eq!(
+            db.get(key(number)).unwrap().map(|value| value.to_vec()),
+            expected
+        );
     }
     assert_eq!(db.get("missing").unwrap(), None);
     let keys: Vec<_> = db.scan(..).map(|entry| entry.unwrap().0).collect();
@@ -87,7 +90,8 @@ fn batches_are_atomic_and_their_last_operation_counts() {
     let db = Db::open(directory.path()).unwrap();
     let mut batch = WriteBatch::new();
     batch.put("a", "1").put("b", "2").delete("a").put("c", "3");
-    db.write_with(batch, WriteOptions::new().sync(true)).unwrap();
+    db.write_with(batch, WriteOptions::new().sync(true))
+        .unwrap();
     assert_eq!(db.get("a").unwrap(), None);
     assert_eq!(db.scan(..).count(), 2);
     db.write(WriteBatch::new()).unwrap();
@@ -97,7 +101,11 @@ fn batches_are_atomic_and_their_last_operation_counts() {
 fn large_values_live_in_files_of_their_own() {
     let directory = tempfile::tempdir().unwrap();
     let large = vec![7; 3 << 20];
-    let files = || std::fs::read_dir(directory.path().join("values")).unwrap().count();
+    let files = || {
+        std::fs::read_dir(directory.path().join("values"))
+            .unwrap()
+            .count()
+    };
     {
         let db = Db::open(directory.path()).unwrap();
         db.put("large", &large).unwrap();
@@ -135,7 +143,13 @@ fn a_checkpoint_is_a_store_of_its_own() {
         db.put(key(number), "2").unwrap();
     }
     let copied = Db::open(&copy).unwrap();
-    assert_eq!(copied.scan(..).filter(|entry| entry.as_ref().unwrap().1 == b"1").count(), 1000);
+    assert_eq!(
+        copied
+            .scan(..)
+            .filter(|entry| entry.as_ref().unwrap().1 == b"1")
+            .count(),
+        1000
+    );
     assert_eq!(copied.get("large").unwrap().unwrap().len(), 2 << 20);
     copied.put(key(0), "3").unwrap();
     assert_eq!(db.get(key(0)).unwrap().as_deref(), Some(&b"2"[..]));
@@ -144,13 +158,23 @@ fn a_checkpoint_is_a_store_of_its_own() {
 #[test]
 fn a_pool_keeps_records_without_a_journal() {
     let directory = tempfile::tempdir().unwrap();
-    let (store, pool) = (directory.path().join("store"), directory.path().join("pool"));
+    let (store, pool) = (
+        directory.path().join("store"),
+        directory.path().join("pool"),
+    );
     std::fs::create_dir(&pool).unwrap();
-    let open = || Options::new().pmem_path(&pool).memory_budget(64 << 20).open(&store).unwrap();
+    let open = || {
+        Options::new()
+            .pmem_path(&pool)
+            .memory_budget(64 << 20)
+            .open(&store)
+            .unwrap()
+    };
     for round in 0..3 {
         let db = open();
         for number in 0..4000 {
-            db.put(key(number * 3 + round), vec![round as u8; 300]).unwrap();
+            db.put(key(number * 3 + round), vec![round as u8; 300])
+                .unwrap();
         }
         assert!(!store.join("journal").exists());
         drop(db);
@@ -160,6 +184,9 @@ fn a_pool_keeps_records_without_a_journal() {
     }
     assert!(matches!(
         Options::new().open(&store),
-        Err(Error::InvalidOption { option: "pmem_path", .. })
+        Err(Error::InvalidOption {
+            option: "pmem_path",
+            ..
+        })
     ));
 }

@@ -124,6 +124,76 @@ fn one_unit_reused_thousands_of_times_never_repeats_a_generation_across_crashes(
 }
 
 #[test]
+fn a_forgotten_free_does_not_come_back_after_a_younger_run_was_there() {
+    let backing = EmulatedBacking::new();
+    let pool = Pool::create(on(&backing)).unwrap();
+    // Far enough into the later run that its table word lies in another line than the head's.
+    let old: Vec<Run> = (0..100)
+        .map(|_| pool.allocate(Arena::Blocks, 1, 0).unwrap().unwrap())
+        .collect();
+    pool.fence();
+    std::thread::scope(|scope| {
+        // Flushed by a thread that never fences: a power loss may forget it.
+        scope.spawn(|| old.iter().for_each(|run| pool.free(*run)));
+    });
+    let units = pool.arena_capacity(Arena::Blocks) / 256;
+    let young = pool
+        .allocate(Arena::Blocks, units as u32, 0)
+        .unwrap()
+        .unwrap();
+    assert!(old.iter().all(|run| run.offset >= young.offset));
+    pool.fence();
+    pool.free(young);
+    pool.fence();
+    drop(pool);
+    let image = backing.crash_image_with(&mut lightkv_pmem::DropAll);
+    assert_eq!(Pool::open(on(&image)).unwrap().runs(Arena::Blocks), []);
+}
+
+#[test]
+fn a_dead_head_stays_dead_when_the_run_over_it_is_freed() {
+    let backing = EmulatedBacking::new();
+    let pool = Pool::create(on(&backing)).unwrap();
+    let old: Vec<Run> = (0..100)
+        .map(|_| pool.allocate(Arena::Blocks, 1, 0).unwrap().unwrap())
+        .collect();
+    pool.fence();
+    old.iter().for_each(|run| pool.free(*run));
+    let units = pool.arena_capacity(Arena::Blocks) / 256;
+    let young = pool
+        .allocate(Arena::Blocks, units as u32, 0)
+        .unwrap()
+        .unwrap();
+    drop(pool);
+    // Of all that was not fenced only the line with the young head survives; the old heads behind
+    // it are back, and nothing but the young run says that they are dead.
+    let head_line = (64 << 10) + 4096;
+    let mut chooser = |line: u64, count: u64| if line == head_line { count - 1 } else { 0 };
+    let backing = backing.crash_image_with(&mut chooser);
+    let pool = Pool::open(on(&backing)).unwrap();
+    assert_eq!(pool.runs(Arena::Blocks), [young]);
+    pool.free(young);
+    pool.fence();
+    drop(pool);
+    let image = backing.crash_image_with(&mut lightkv_pmem::DropAll);
+    assert_eq!(Pool::open(on(&image)).unwrap().runs(Arena::Blocks), []);
+}
+
+#[test]
+fn what_opening_stores_is_durable_before_it_returns() {
+    let backing = EmulatedBacking::new();
+    let pool = Pool::create(on(&backing)).unwrap();
+    pool.allocate(Arena::Segments, 1, 0).unwrap().unwrap();
+    drop(pool);
+    let backing = backing.crash_image(3);
+    let before = backing.durable_image();
+    let _pool = Pool::open(on(&backing)).unwrap();
+    let after = backing.durable_image();
+    assert_ne!(before, after, "the floor was raised");
+    assert_eq!(after, backing.image());
+}
+
+#[test]
 fn the_pool_grows_to_its_limit_and_then_says_so() {
     let pool = Pool::create(on(&EmulatedBacking::new())).unwrap();
     let mut runs = Vec::new();

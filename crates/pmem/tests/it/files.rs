@@ -37,8 +37,7 @@ fn patch(file: &Path, offset: u64, bytes: &[u8]) {
 }
 
 fn open_error(directory: &Path) -> PmemError {
-    Pool::open(in_directory(directory))
-        .expect_err("must be refused")
+    Pool::open(in_directory(directory)).expect_err("must be refused")
 }
 
 #[test]
@@ -127,6 +126,8 @@ fn files_that_are_not_ours_are_refused_untouched() {
 #[test]
 fn every_damaged_byte_of_header_floor_and_used_table_is_noticed() {
     let (directory, _, _) = closed_pool();
+    let both = || [0, 1].map(|index| fs::read(extent(directory.path(), index)).unwrap());
+    let before = both();
     for index in 0..2 {
         let file = extent(directory.path(), index);
         let sound = fs::read(&file).unwrap();
@@ -152,10 +153,9 @@ fn every_damaged_byte_of_header_floor_and_used_table_is_noticed() {
                 patch(&file, place as u64, &[sound[place]]);
             }
         }
-        assert_eq!(
-            fs::read(&file).unwrap(),
-            sound,
-            "a refused pool is untouched"
+        assert!(
+            both() == before,
+            "a refused pool is untouched, its sound extents too"
         );
     }
     Pool::open(in_directory(directory.path())).unwrap();

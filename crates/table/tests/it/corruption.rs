@@ -2,7 +2,8 @@
 
 use crate::support::*;
 use lightkv_table::{
-    Compression, IteratorOptions, LeafSource, TableError, TableOptions, TableReader, hash_key,
+    Compression, EntryKind, IteratorOptions, LeafSource, TableError, TableOptions, TableReader,
+    TableWriter, hash_key,
 };
 use lightkv_vfs::{OpenMode, Vfs};
 use std::cmp::Reverse;
@@ -175,35 +176,75 @@ fn every_truncation_and_some_extensions() {
 }
 
 #[test]
-fn zeroed_and_exchanged_sectors() {
+fn zeroed_and_moved_sectors() {
     let (options, model, good) = small_table(Compression::None);
-    // The same table written with other values: the same shape, other blocks.
-    let other_model: Model = model
-        .iter()
-        .map(|(place, (kind, value))| {
-            (
-                place.clone(),
-                (
-                    *kind,
-                    value.iter().map(|byte| byte.wrapping_add(1)).collect(),
-                ),
-            )
-        })
-        .collect();
-    let vfs = memory();
-    let summary = write(&vfs, options, &other_model);
-    assert_eq!(summary.file_len_bytes as usize, good.len());
     for start in (0..good.len()).step_by(64) {
         let end = (start + 512).min(good.len());
         let mut zeroed = good.clone();
         zeroed[start..end].fill(0);
         examine(&zeroed, options, &model);
         let mut moved = good.clone();
-        let length = end - start;
-        moved.copy_within(start..end, (good.len() - length) / 2);
+        moved.copy_within(start..end, (good.len() - (end - start)) / 2);
         if moved != good {
             examine(&moved, options, &model);
         }
+    }
+}
+
+/// A table of entries of one length, so that parts of it fit elsewhere.
+fn even_table(table_id: u64, fill: u8) -> (Model, Vec<u8>) {
+    let mut model = Model::new();
+    for number in 0..200u32 {
+        let key = format!("key{number:05}").into_bytes();
+        model.insert((key, Reverse(10)), (EntryKind::Put, vec![fill; 40]));
+    }
+    let vfs = memory();
+    let mut writer = TableWriter::create(Arc::clone(&vfs), path(), table_id, options()).unwrap();
+    for ((key, Reverse(sequence)), (kind, value)) in &model {
+        writer.add(key, *sequence, *kind, value).unwrap();
+    }
+    let mut bytes = vec![0; writer.finish().unwrap().file_len_bytes as usize];
+    let file = vfs.open(&path(), OpenMode::Read).unwrap();
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    (model, bytes)
+}
+
+#[test]
+fn exchanged_blocks_and_parts_of_other_tables() {
+    let (model, good) = even_table(TABLE_ID, 1);
+    let (_, other) = even_table(TABLE_ID + 1, 2);
+    assert_eq!(good.len(), other.len());
+    // Find the blocks by their lengths: all but the last are the same.
+    let shared = shared();
+    let reader = open(&store(&good), options(), &shared);
+    assert!(reader.blocks() >= 3);
+    let before = shared.counters().table_bytes_read;
+    let (first, _) = model.keys().next().unwrap();
+    get(&reader, first, u64::MAX).unwrap();
+    let len = (shared.counters().table_bytes_read - before) as usize;
+    let (block_0, block_1) = (32..32 + len, 32 + len..32 + 2 * len);
+
+    let mut swapped = good.clone();
+    swapped[block_0.clone()].copy_from_slice(&good[block_1.clone()]);
+    swapped[block_1].copy_from_slice(&good[block_0.clone()]);
+    let outcome = examine(&swapped, options(), &model);
+    assert!(outcome.opened && outcome.verify_error && outcome.walk_error);
+    assert!(outcome.get_errors > 0);
+
+    let mut foreign = good.clone();
+    foreign[block_0.clone()].copy_from_slice(&other[block_0]);
+    let outcome = examine(&foreign, options(), &model);
+    assert!(outcome.opened && outcome.verify_error && outcome.get_errors > 0);
+
+    for start in (0..good.len()).step_by(512) {
+        let end = (start + 512).min(good.len());
+        let mut mixed = good.clone();
+        mixed[start..end].copy_from_slice(&other[start..end]);
+        let outcome = examine(&mixed, options(), &model);
+        assert!(
+            !outcome.opened || outcome.verify_error || outcome.leaf_lost,
+            "{start}"
+        );
     }
 }
 

@@ -142,3 +142,17 @@ fn a_repeated_short_scan_reads_nothing() {
     assert!((1..=8).contains(&first), "{first}");
     assert_eq!(scan(&reader), 0);
 }
+
+#[test]
+fn keys_and_moments_out_of_range_do_not_even_ask_the_leaf() {
+    let vfs = memory();
+    write(&vfs, options(), &model(100, 10));
+    let shared = shared();
+    let reader = open(&vfs, options(), &shared);
+    assert_eq!(get(&reader, b"a", u64::MAX), None);
+    assert_eq!(get(&reader, b"z", u64::MAX), None);
+    assert_eq!(get(&reader, &key(5), 999_999), None);
+    assert_eq!(shared.counters().leaf_probes, 0);
+    assert!(get(&reader, &key(5), 1_000_005).is_some());
+    assert_eq!(shared.counters().leaf_probes, 1);
+}

@@ -377,3 +377,50 @@ fn a_read_failure_concerns_one_read() {
     }
     assert_eq!(failures, 4);
 }
+
+#[test]
+fn a_writer_that_failed_stays_failed() {
+    let vfs = MemoryVfs::new();
+    vfs.create_directory(Path::new("store")).unwrap();
+    let shared_vfs: Arc<dyn Vfs> = Arc::new(vfs.clone());
+    let mut writer = TableWriter::create(shared_vfs, path(), TABLE_ID, options()).unwrap();
+    vfs.inject(Fault {
+        operation: Operation::Write,
+        kind: FaultKind::NoSpace,
+        after_calls: 0,
+        permanent: false,
+        path_contains: None,
+    });
+    let failed = (0..5000u32).find_map(|number| {
+        let added = writer.add(&number.to_be_bytes(), 1, EntryKind::Put, &[0; 1000]);
+        added.err().map(|error| (number, error))
+    });
+    let (number, error) = failed.unwrap();
+    assert!(matches!(error, TableError::NoSpace { .. }));
+    // The entry whose addition failed is not in the table: so there must not be one.
+    let next = writer.add(&(number + 1).to_be_bytes(), 1, EntryKind::Put, b"");
+    assert!(matches!(next, Err(TableError::InvalidInput { .. })));
+    assert!(matches!(
+        writer.finish(),
+        Err(TableError::InvalidInput { .. })
+    ));
+    assert!(!vfs.exists(&path()).unwrap());
+}
+
+#[test]
+fn nothing_of_a_deleted_table_stays_cached() {
+    let vfs = memory();
+    write(&vfs, options(), &random_model(&mut rng(2), 2000, 100));
+    let shared = shared();
+    let reader = open(&vfs, options(), &shared);
+    let mut iterator = reader.iter(IteratorOptions::default());
+    for key in [&b"a"[..], b"user1", b"user2", b"user9"] {
+        iterator.seek(key).unwrap();
+    }
+    assert!(shared.cache_bytes() > 0);
+    reader.delete_on_drop();
+    drop(iterator);
+    drop(reader);
+    assert_eq!(shared.cache_bytes(), 0);
+    assert_eq!(shared.open_files(), 0);
+}

@@ -1,6 +1,7 @@
 //! The threads that flush and compact, and what waits for them.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,7 +76,11 @@ impl Background {
         let mut threads = self.threads.lock();
         for index in 0..=compactors {
             let store = store.clone();
-            let name = if index == 0 { "lightkv-flush" } else { "lightkv-compact" };
+            let name = if index == 0 {
+                "lightkv-flush"
+            } else {
+                "lightkv-compact"
+            };
             let thread = std::thread::Builder::new()
                 .name(name.into())
                 .spawn(move || store.background.run(&store, index > 0))?;
@@ -155,24 +160,25 @@ impl Background {
             if done() {
                 return Ok(());
             }
+            self.work.notify_all();
             let mut queue = self.queue.lock();
             self.ended.wait_for(&mut queue, Duration::from_millis(5));
         }
     }
 
-    /// Whether nothing is queued or running.
-    pub(crate) fn is_idle(&self) -> bool {
-        let queue = self.queue.lock();
-        queue.running == 0 && queue.flushes.is_empty() && queue.compactions.is_empty()
-    }
-
     fn run(&self, store: &Arc<Store>, may_compact: bool) {
         while let Some(job) = self.next(store, may_compact) {
-            let result = match &job {
+            // A panic is a bug of ours; it must not leave writers waiting for a thread that is gone.
+            let result = catch_unwind(AssertUnwindSafe(|| match &job {
                 Job::Flush(partition) => store.flush_partition(partition),
                 Job::Compact(partition) => store.compact_partition(partition),
                 Job::Relieve => store.freeze_for_space(),
-            };
+            }))
+            .unwrap_or_else(|_| {
+                Err(Error::Poisoned {
+                    reason: "a background thread panicked".into(),
+                })
+            });
             self.finish(store, job, result);
         }
     }
@@ -186,8 +192,12 @@ impl Background {
             }
             let job = if store.health.poisoned().is_some() {
                 None
-            } else if let Some(partition) = queue.flushes.pop_front() {
-                Some(Job::Flush(partition))
+            } else if let Some(at) = queue
+                .flushes
+                .iter()
+                .position(|partition| !store.is_flush_held_back(partition))
+            {
+                queue.flushes.remove(at).map(Job::Flush)
             } else if !may_compact && (queue.urgent || store.is_over_mark()) {
                 queue.urgent = false;
                 Some(Job::Relieve)
@@ -230,6 +240,10 @@ impl Background {
                 self.work.wait_for(&mut queue, RETRY_INTERVAL);
                 return;
             }
+            Err(error) if matches!(job, Job::Compact(_)) && is_unreadable(&error) => {
+                // Damaged input: its readers are told; the partition is left as it is, unmerged.
+                tracing::error!(%error, "a compaction met damage and was given up");
+            }
             Err(error) => {
                 // A failed write or sync is never retried: what reached the disk is unknown.
                 store.health.poison(&error);
@@ -237,5 +251,14 @@ impl Background {
         }
         self.room.notify_all();
         self.ended.notify_all();
+    }
+}
+
+/// Whether an error says that stored bytes cannot be read, rather than that new ones cannot be written.
+fn is_unreadable(error: &Error) -> bool {
+    match error {
+        Error::Corruption { .. } => true,
+        Error::Io { operation, .. } => matches!(*operation, "read" | "open"),
+        _ => false,
     }
 }

@@ -5,11 +5,11 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use lightkv_pmem::{Arena, Pool, Run};
+use lightkv_pmem::{Arena, LineTail, Pool, Run};
 use lightkv_vfs::Vfs;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use super::record_layout::{
     Extent, HEADER_LEN, Place, Record, RecordFields, encode_header, record_len,
@@ -29,8 +29,10 @@ pub(crate) struct WriteBuffer {
     chunk_bytes: u64,
     limit_bytes: u64,
     used_bytes: AtomicU64,
-    /// Set before the store goes away: what is still allocated stays so, for the next open.
-    retired: AtomicBool,
+    /// Set before the store goes away: what is still allocated stays so, for the next open. Held to free
+    /// a run, because memory that waits for guards is dropped by any thread at any time, and another
+    /// handle may own the pool as soon as this is set.
+    retired: RwLock<bool>,
 }
 
 /// A run of chunks, given back to the pool when the last holder drops it.
@@ -59,7 +61,7 @@ impl WriteBuffer {
             chunk_bytes,
             limit_bytes,
             used_bytes: AtomicU64::new(0),
-            retired: AtomicBool::new(false),
+            retired: RwLock::new(false),
         })
     }
 
@@ -76,9 +78,11 @@ impl WriteBuffer {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// From now on dropped runs stay allocated in the pool.
+    /// From now on dropped runs stay allocated in the pool, and another handle may own it. Memory that
+    /// waits for old guards may keep this one alive for a while.
     pub(crate) fn retire(&self) {
-        self.retired.store(true, Ordering::Release);
+        *self.retired.write() = true;
+        self.pool.release();
     }
 
     /// A run with room for one record of `record_bytes`; `None` when the buffer is full.
@@ -91,7 +95,10 @@ impl WriteBuffer {
             self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return Ok(None);
         }
-        match self.pool.allocate(Arena::Segments, units as u32, RUN_KIND_RECORDS) {
+        match self
+            .pool
+            .allocate(Arena::Segments, units as u32, RUN_KIND_RECORDS)
+        {
             Ok(Some(run)) => Ok(Some(Arc::new(RunHandle {
                 buffer: self.clone(),
                 run,
@@ -112,18 +119,30 @@ impl WriteBuffer {
         runs.into_iter()
             .map(|run| {
                 let committed_end = AtomicU64::new(run.offset);
-                Arc::new(RunHandle { buffer: self.clone(), run, committed_end })
+                Arc::new(RunHandle {
+                    buffer: self.clone(),
+                    run,
+                    committed_end,
+                })
             })
             .collect()
     }
 
-    /// Stores a record at `offset` of a run that its caller alone writes. Not durable before the next
+    /// Stores a record at `offset` of a run that its caller alone writes, record after record; `tail` goes
+    /// with the offset and starts empty with the run. Not durable before the next
     /// [`WriteBuffer::fence`], not visible before its offset is published.
     #[inline]
-    pub(crate) fn store(&self, run: &RunHandle, offset: u64, fields: &RecordFields<'_>) {
+    pub(crate) fn store(
+        &self,
+        run: &RunHandle,
+        offset: u64,
+        tail: &mut LineTail,
+        fields: &RecordFields<'_>,
+    ) {
         debug_assert!(
             offset >= run.run.offset
-                && offset + record_len(fields.key.len(), fields.value.len(), fields.batch.is_some())
+                && offset
+                    + record_len(fields.key.len(), fields.value.len(), fields.batch.is_some())
                     <= run.end()
         );
         let place = self.persistent.then(|| Place {
@@ -135,9 +154,11 @@ impl WriteBuffer {
         let (header, extension) = header.split_first_chunk().expect("longer than a header");
         let extension = &extension[..len - HEADER_LEN];
         if extension.is_empty() {
-            self.pool.write_record(offset, header, &[fields.key, fields.value]);
+            self.pool
+                .append_record(offset, tail, header, &[fields.key, fields.value]);
         } else {
-            self.pool.write_record(offset, header, &[extension, fields.key, fields.value]);
+            self.pool
+                .append_record(offset, tail, header, &[extension, fields.key, fields.value]);
         }
     }
 
@@ -248,9 +269,12 @@ impl RunHandle {
 
 impl Drop for RunHandle {
     fn drop(&mut self) {
-        if !self.buffer.retired.load(Ordering::Acquire) {
+        let retired = self.buffer.retired.read();
+        if !*retired {
             self.buffer.pool.free(self.run);
-            self.buffer.used_bytes.fetch_sub(self.run.len_bytes, Ordering::Relaxed);
+            self.buffer
+                .used_bytes
+                .fetch_sub(self.run.len_bytes, Ordering::Relaxed);
         }
     }
 }
@@ -322,7 +346,10 @@ impl Segment {
     /// Notes an appended record. Only the holder of the partition's lock calls it, so plain stores do.
     #[inline]
     pub(crate) fn note(&self, bytes: u64, sequence: u64, journal_position: u64) {
-        self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
+        self.bytes.store(
+            self.bytes.load(Ordering::Relaxed) + bytes,
+            Ordering::Relaxed,
+        );
         if sequence > self.sequence_max.load(Ordering::Relaxed) {
             self.sequence_max.store(sequence, Ordering::Relaxed);
         }
@@ -330,7 +357,8 @@ impl Segment {
             self.sequence_min.store(sequence, Ordering::Relaxed);
         }
         if journal_position < self.journal_start.load(Ordering::Relaxed) {
-            self.journal_start.store(journal_position, Ordering::Relaxed);
+            self.journal_start
+                .store(journal_position, Ordering::Relaxed);
         }
     }
 
@@ -361,7 +389,10 @@ impl Segment {
     pub(crate) fn position(&self) -> SegmentPosition {
         let runs = self.runs.lock();
         match runs.last() {
-            Some(run) => SegmentPosition { run: runs.len() - 1, offset: run.committed_end() },
+            Some(run) => SegmentPosition {
+                run: runs.len() - 1,
+                offset: run.committed_end(),
+            },
             None => SegmentPosition::default(),
         }
     }
@@ -376,15 +407,21 @@ impl Segment {
         let runs: Vec<_> = self.runs.lock().iter().skip(from.run).cloned().collect();
         let mut position = from;
         for (index, run) in runs.iter().enumerate() {
-            let mut offset =
-                if index == 0 { from.offset.max(run.start()) } else { run.start() };
+            let mut offset = if index == 0 {
+                from.offset.max(run.start())
+            } else {
+                run.start()
+            };
             let end = run.committed_end();
             while offset < end {
                 visit(offset);
                 // SAFETY: records up to the committed end are complete, and `run` keeps them.
                 offset += unsafe { buffer.record(offset) }.len_bytes;
             }
-            position = SegmentPosition { run: from.run + index, offset };
+            position = SegmentPosition {
+                run: from.run + index,
+                offset,
+            };
         }
         position
     }

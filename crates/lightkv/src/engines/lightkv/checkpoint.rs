@@ -1,6 +1,7 @@
 //! A copy of the store at one moment, in a directory of its own.
 
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use lightkv_vfs::{OpenMode, Vfs};
 
@@ -18,11 +19,20 @@ impl Store {
     /// copy has neither journal nor pool: everything acknowledged before the call is in its tables.
     pub(crate) fn checkpoint(&self, directory: &Path) -> Result<()> {
         let vfs = self.vfs.as_ref();
-        if vfs.exists(directory).map_err(|error| io(directory, "look for", error))? {
+        if vfs
+            .exists(directory)
+            .map_err(|error| io(directory, "look for", error))?
+        {
             let source = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
             return Err(io(directory, "create a checkpoint in", source));
         }
-        self.flush_all()?;
+        let _alone = self.checkpointing.lock();
+        let limit = LimitGuard(self);
+        // Set to the present first: what a flush installs from here on is at most what is frozen below.
+        self.flush_limit.store(0, Ordering::SeqCst);
+        let through = self.freeze_all();
+        self.flush_limit.store(through, Ordering::SeqCst);
+        self.wait_flushed(through)?;
         // Holding the tables keeps their files; the state is read first, so that all it names is held
         // unless a compaction retired it in between, and then we read again.
         let (state, held) = loop {
@@ -36,6 +46,7 @@ impl Store {
                 break (state, held);
             }
         };
+        drop(limit);
         let result = self.write_checkpoint(directory, state);
         drop(held);
         result
@@ -43,8 +54,13 @@ impl Store {
 
     fn write_checkpoint(&self, directory: &Path, mut state: ManifestState) -> Result<()> {
         let vfs = self.vfs.as_ref();
-        for path in [directory.to_path_buf(), directory.join("tables"), directory.join("values")] {
-            vfs.create_directory(&path).map_err(|error| io(path, "create", error))?;
+        for path in [
+            directory.to_path_buf(),
+            directory.join("tables"),
+            directory.join("values"),
+        ] {
+            vfs.create_directory(&path)
+                .map_err(|error| io(path, "create", error))?;
         }
         for (number, table) in &state.tables {
             link_or_copy(
@@ -54,13 +70,21 @@ impl Store {
             )?;
             for &value in &table.references {
                 let target = value_path(directory, value);
-                if !vfs.exists(&target).map_err(|error| io(&target, "look for", error))? {
+                if !vfs
+                    .exists(&target)
+                    .map_err(|error| io(&target, "look for", error))?
+                {
                     link_or_copy(vfs, &value_path(&self.directory, value), &target)?;
                 }
             }
         }
-        for path in [directory.join("tables"), directory.join("values"), directory.to_path_buf()] {
-            vfs.sync_directory(&path).map_err(|error| io(path, "sync", error))?;
+        for path in [
+            directory.join("tables"),
+            directory.join("values"),
+            directory.to_path_buf(),
+        ] {
+            vfs.sync_directory(&path)
+                .map_err(|error| io(path, "sync", error))?;
         }
         state.pool_identity = 0;
         state.journal_truncations.clear();
@@ -68,7 +92,8 @@ impl Store {
         // The manifest comes last: a checkpoint that was cut off is no store.
         Manifest::write_copy(vfs, directory, state)?;
         let parent = lightkv_vfs::parent_directory(directory);
-        vfs.sync_directory(&parent).map_err(|error| io(parent, "sync", error))
+        vfs.sync_directory(&parent)
+            .map_err(|error| io(parent, "sync", error))
     }
 }
 
@@ -86,16 +111,35 @@ fn link_or_copy(vfs: &dyn Vfs, from: &Path, to: &Path) -> Result<()> {
 }
 
 fn copy(vfs: &dyn Vfs, from: &Path, to: &Path) -> Result<()> {
-    let source = vfs.open(from, OpenMode::Read).map_err(|error| io(from, "open", error))?;
-    let target = vfs.open(to, OpenMode::CreateNew).map_err(|error| io(to, "create", error))?;
-    let len = source.len_bytes().map_err(|error| io(from, "get the length of", error))?;
+    let source = vfs
+        .open(from, OpenMode::Read)
+        .map_err(|error| io(from, "open", error))?;
+    let target = vfs
+        .open(to, OpenMode::CreateNew)
+        .map_err(|error| io(to, "create", error))?;
+    let len = source
+        .len_bytes()
+        .map_err(|error| io(from, "get the length of", error))?;
     let mut buffer = vec![0; COPY_BYTES];
     let mut offset = 0;
     while offset < len {
         let part = &mut buffer[..(len - offset).min(COPY_BYTES as u64) as usize];
-        source.read_exact_at(part, offset).map_err(|error| io(from, "read", error))?;
-        target.write_all_at(part, offset).map_err(|error| io(to, "write", error))?;
+        source
+            .read_exact_at(part, offset)
+            .map_err(|error| io(from, "read", error))?;
+        target
+            .write_all_at(part, offset)
+            .map_err(|error| io(to, "write", error))?;
         offset += part.len() as u64;
     }
     target.sync_data().map_err(|error| io(to, "sync", error))
+}
+
+/// Lets flushes go on when the moment of a checkpoint is caught, or was given up.
+struct LimitGuard<'a>(&'a Store);
+
+impl Drop for LimitGuard<'_> {
+    fn drop(&mut self) {
+        self.0.flush_limit.store(u64::MAX, Ordering::SeqCst);
+    }
 }

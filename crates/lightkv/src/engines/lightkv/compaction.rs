@@ -15,8 +15,8 @@ use super::partition::{Partition, PartitionTable, Writer};
 use super::snapshots::VersionFilter;
 use super::store::Store;
 use super::value_file::ValueReference;
-use crate::Result;
 use crate::db::KeyRange;
+use crate::{Error, Result};
 
 /// Neighbours in a partition's list that become one table.
 #[derive(Clone, Debug)]
@@ -65,7 +65,11 @@ impl Store {
     /// Bytes of the inputs of the merge that a list of tables asks for.
     pub(crate) fn pending_merge_bytes(&self, tables: &[PartitionTable]) -> u64 {
         self.choose_merge(tables).map_or(0, |merge| {
-            merge.inputs.iter().map(|listed| listed.table.metadata.file_len_bytes).sum()
+            merge
+                .inputs
+                .iter()
+                .map(|listed| listed.table.metadata.file_len_bytes)
+                .sum()
         })
     }
 
@@ -81,24 +85,30 @@ impl Store {
     /// Does the merge that a partition's tables ask for.
     pub(crate) fn compact_partition(&self, partition: &Arc<Partition>) -> Result<()> {
         let tables = partition.view(&crossbeam_epoch::pin()).tables.clone();
-        if let Some(merge) = self.choose_merge(&tables) {
-            self.merge(partition, &merge)?;
+        let result = match self.choose_merge(&tables) {
+            Some(merge) => self.merge(partition, &merge),
+            None => Ok(()),
+        };
+        if let Err(Error::NoSpace { .. }) = result {
+            return result; // the job stays queued, and with it the claim on the partition
         }
         let guard = crossbeam_epoch::pin();
         let mut writer = partition.lock();
         writer.compacting = false;
-        self.consider_compaction(partition, &mut writer, &partition.view(&guard).tables);
-        Ok(())
+        if result.is_ok() {
+            self.consider_compaction(partition, &mut writer, &partition.view(&guard).tables);
+        }
+        result
     }
 
     /// Merges all tables of the partitions that overlap a range, each into one.
     pub(crate) fn compact_range(&self, range: &KeyRange) -> Result<()> {
         self.flush_all()?;
-        let overlaps = |partition: &Partition| {
-            range.end.as_deref().is_none_or(|end| *partition.lower < *end)
-                && partition.upper.as_deref().is_none_or(|upper| *upper > *range.start)
-        };
-        for partition in self.partitions().into_iter().filter(|partition| overlaps(partition)) {
+        let mut pending = self.partitions();
+        while let Some(partition) = pending.pop() {
+            if !partition.overlaps(&range.start, range.end.as_deref()) {
+                continue;
+            }
             self.health.check()?;
             // Claim the partition as a background merge would, so that no split comes between.
             self.background.wait_until(self, || {
@@ -106,15 +116,15 @@ impl Store {
                 writer.dead || !std::mem::replace(&mut writer.compacting, true)
             })?;
             if partition.lock().dead {
-                continue; // its halves were born after this call and hold what was flushed later
+                // Its parts list its tables.
+                pending.extend(
+                    self.partitions()
+                        .into_iter()
+                        .filter(|part| part.overlaps(&partition.lower, partition.upper.as_deref())),
+                );
+                continue;
             }
-            let tables = partition.view(&crossbeam_epoch::pin()).tables.clone();
-            let weight = tables.iter().map(|listed| listed.weight).max().unwrap_or(0);
-            let result = if tables.is_empty() {
-                Ok(())
-            } else {
-                self.merge(&partition, &Merge { inputs: tables, weight, is_bottom: true })
-            };
+            let result = self.merge_all(&partition);
             let guard = crossbeam_epoch::pin();
             let mut writer = partition.lock();
             writer.compacting = false;
@@ -123,6 +133,22 @@ impl Store {
             result?;
         }
         Ok(())
+    }
+
+    /// Merges all tables of a claimed partition into one.
+    fn merge_all(&self, partition: &Arc<Partition>) -> Result<()> {
+        let tables = partition.view(&crossbeam_epoch::pin()).tables.clone();
+        match tables.iter().map(|listed| listed.weight).max() {
+            None => Ok(()),
+            Some(weight) => self.merge(
+                partition,
+                &Merge {
+                    inputs: tables,
+                    weight,
+                    is_bottom: true,
+                },
+            ),
+        }
     }
 
     /// Writes the result of a merge, records it, and moves readers over.
@@ -169,7 +195,10 @@ impl Store {
             iterator.seek(&partition.lower)?;
             inputs.push(iterator);
         }
-        let mut output = MergeOutput { store: self, writer: None };
+        let mut output = MergeOutput {
+            store: self,
+            writer: None,
+        };
         let mut key = Vec::new();
         while let Some(first) = smallest(&inputs, partition.upper.as_deref()) {
             key.clear();
@@ -196,7 +225,10 @@ impl Store {
                 output.add(&key, sequence, EntryKind::Delete, &[])?;
             }
         }
-        output.writer.map(|writer| self.finish_table(writer)).transpose()
+        output
+            .writer
+            .map(|writer| self.finish_table(writer))
+            .transpose()
     }
 }
 

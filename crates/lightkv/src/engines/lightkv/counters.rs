@@ -59,7 +59,14 @@ impl EngineCounters {
     #[inline]
     pub(crate) fn get(&self, hit: bool) {
         let stripe = self.stripe();
-        add(if hit { &stripe.gets_hit } else { &stripe.gets_miss }, 1);
+        add(
+            if hit {
+                &stripe.gets_hit
+            } else {
+                &stripe.gets_miss
+            },
+            1,
+        );
     }
 
     #[cold]

@@ -1,12 +1,9 @@
 //! What writes survive in each configuration, and the syncs that make it so.
 
-use std::sync::atomic::Ordering;
-
 use lightkv_journal::JournalPosition;
 use lightkv_pmem::{Granularity, SourceKind};
 
 use super::store::Store;
-use crate::error::io;
 use crate::{Durability, Error, Result, Survives, WriteOptions};
 
 impl Store {
@@ -29,7 +26,12 @@ impl Store {
                 ("tmpfs", Survives::ProcessCrash, None)
             }
         };
-        Durability { acknowledged, synced, medium, granularity: Some(pool.granularity()) }
+        Durability {
+            acknowledged,
+            synced,
+            medium,
+            granularity: Some(pool.granularity()),
+        }
     }
 
     pub(crate) fn acknowledged_survives_power_loss(&self) -> bool {
@@ -42,7 +44,10 @@ impl Store {
         if !options.sync || self.durability().synced.is_some() {
             return Ok(());
         }
-        let path = self.pool_directory.clone().unwrap_or_else(|| self.directory.clone());
+        let path = self
+            .pool_directory
+            .clone()
+            .unwrap_or_else(|| self.directory.clone());
         Err(Error::SyncUnsupported { path })
     }
 
@@ -51,43 +56,21 @@ impl Store {
         let end = self
             .journal
             .get()
-            .map_or(JournalPosition::from_u64(0), |journal| journal.next_position());
+            .map_or(JournalPosition::from_u64(0), |journal| {
+                journal.next_position()
+            });
         self.sync_through(end)
     }
 
-    /// Makes the journal up to a position, or the pool, survive power loss. Callers share one sync.
+    /// Makes the journal up to a position, or the pool, survive power loss. With a journal,
+    /// callers that wait at the same time share one sync.
     pub(crate) fn sync_through(&self, end: JournalPosition) -> Result<()> {
-        let result = self.sync_values().and_then(|()| match self.journal.get() {
-            Some(journal) => Ok(journal.sync(end)?),
+        let result: Result<()> = match self.journal.get() {
+            Some(journal) => journal.sync(end).map_err(Error::from),
             None if self.acknowledged_survives_power_loss() => Ok(()),
-            None => Ok(self.buffer.pool().sync()?),
-        });
+            None => self.buffer.pool().sync().map_err(Error::from),
+        };
         // A failed sync is never retried: the kernel may have dropped what it could not write.
         result.inspect_err(|error| self.health.poison(error))
-    }
-
-    /// Syncs value files that were written without.
-    pub(crate) fn sync_values(&self) -> Result<()> {
-        let paths = std::mem::take(&mut *self.unsynced_values.lock());
-        for path in &paths {
-            match self.vfs.open(path, lightkv_vfs::OpenMode::ReadWrite) {
-                Ok(file) => file.sync_data().map_err(|error| io(path, "sync", error))?,
-                // Its record was overwritten and flushed meanwhile.
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                Err(error) => return Err(io(path, "open", error)),
-            }
-        }
-        if !paths.is_empty() {
-            let directory = self.directory.join("values");
-            self.vfs
-                .sync_directory(&directory)
-                .map_err(|error| io(directory, "sync", error))?;
-        }
-        Ok(())
-    }
-
-    /// Number of the newest write.
-    pub(crate) fn newest_sequence(&self) -> u64 {
-        self.last_sequence.load(Ordering::SeqCst)
     }
 }

@@ -50,15 +50,18 @@ impl Store {
     /// over its limit, else the largest.
     pub(crate) fn freeze_for_space(&self) -> Result<()> {
         let guard = crossbeam_epoch::pin();
-        let by_age = self.is_journal_over_limit()
-            && self.buffer.used_bytes() <= self.sizes.flush_mark_bytes;
+        let by_age = self.is_journal_over_limit();
         let chosen = self
             .tree(&guard)
             .leaves()
             .filter(|partition| partition.view(&guard).top.segment.sequence_max() > 0)
             .max_by_key(|partition| {
                 let segment = &partition.view(&guard).top.segment;
-                if by_age { u64::MAX - segment.journal_start() } else { segment.bytes() }
+                if by_age {
+                    u64::MAX - segment.journal_start()
+                } else {
+                    segment.bytes()
+                }
             });
         match chosen {
             Some(partition) => {
@@ -69,6 +72,7 @@ impl Store {
             }
             None => {
                 // Everything is in tables: what remains is space that waits for old guards.
+                drop(guard);
                 self.release_journal()?;
                 collect_garbage();
             }
@@ -79,33 +83,54 @@ impl Store {
     /// Freezes every partition and waits until all of it is in tables.
     pub(crate) fn flush_all(&self) -> Result<()> {
         self.health.check()?;
-        let through = self.last_sequence.load(Ordering::SeqCst);
-        self.in_flight.wait(through);
-        for partition in self.partitions() {
+        let through = self.freeze_all();
+        self.wait_flushed(through)
+    }
+
+    /// Freezes all partitions at one moment, between batches. Returns the number of the last write before.
+    pub(crate) fn freeze_all(&self) -> u64 {
+        loop {
             let guard = crossbeam_epoch::pin();
-            let mut writer = partition.lock();
-            if !writer.dead {
-                self.freeze(&partition, &mut writer, &guard);
+            let partitions: Vec<&Arc<Partition>> = self.tree(&guard).leaves().collect();
+            // In the order in which batches take them.
+            let mut writers: Vec<_> = partitions
+                .iter()
+                .map(|partition| partition.lock())
+                .collect();
+            if writers.iter().any(|writer| writer.dead) {
+                continue;
             }
+            let through = self.last_sequence.load(Ordering::SeqCst);
+            for (partition, writer) in partitions.iter().zip(&mut writers) {
+                self.freeze(partition, writer, &guard);
+            }
+            return through;
         }
-        // A partition that was split meanwhile has newer parts; they are looked at in the next round.
+    }
+
+    /// Waits until every record up to a number is in a table.
+    pub(crate) fn wait_flushed(&self, through: u64) -> Result<()> {
         self.background.wait_until(self, || {
             let guard = crossbeam_epoch::pin();
-            let mut done = true;
-            for partition in self.tree(&guard).leaves() {
-                let mut writer = partition.lock();
+            self.tree(&guard).leaves().all(|partition| {
                 let view = partition.view(&guard);
-                let has_old = |leaf: &Arc<Leaf>| {
-                    let max = leaf.segment.sequence_max();
-                    max > 0 && (leaf.segment.sequence_min() <= through)
-                };
-                if !writer.dead && has_old(&view.top) {
-                    self.freeze(&partition, &mut writer, &guard);
-                }
-                done &= !has_old(&view.top) && !view.frozen.iter().any(has_old);
-            }
-            done
+                std::iter::once(&view.top)
+                    .chain(&view.frozen)
+                    .all(|leaf| leaf.segment.sequence_min() > through)
+            })
         })
+    }
+
+    /// Whether a flush of this partition has to wait for a checkpoint.
+    pub(crate) fn is_flush_held_back(&self, partition: &Partition) -> bool {
+        let limit = self.flush_limit.load(Ordering::SeqCst);
+        limit != u64::MAX && {
+            let guard = crossbeam_epoch::pin();
+            let view = partition.view(&guard);
+            view.frozen
+                .last()
+                .is_some_and(|leaf| leaf.segment.sequence_min() > limit)
+        }
     }
 
     /// Writes the oldest frozen leaf of a partition to a table and moves readers over.
@@ -114,7 +139,9 @@ impl Store {
         let guard = crossbeam_epoch::pin();
         let (leaf, is_bottom) = {
             let view = partition.view(&guard);
-            let Some(leaf) = view.frozen.last() else { return Ok(()) };
+            let Some(leaf) = view.frozen.last() else {
+                return Ok(());
+            };
             (leaf.clone(), view.tables.is_empty())
         };
         drop(guard);
@@ -122,8 +149,8 @@ impl Store {
         // Moments held now or later need nothing older than the versions kept: later ones are newer than
         // all records here.
         let held = self.snapshots.list();
-        let flushed = self.write_leaf(&leaf, is_bottom, &held)?;
         self.secure_history(flushed_through)?;
+        let flushed = self.write_leaf(&leaf, is_bottom, &held)?;
         self.install_flush(partition, &leaf, flushed_through, flushed)?;
         self.counters.flushes.fetch_add(1, Ordering::Relaxed);
         let bytes = leaf.segment.bytes();
@@ -136,7 +163,6 @@ impl Store {
 
     /// Invariants 2 and 3.
     fn secure_history(&self, flushed_through: u64) -> Result<()> {
-        self.sync_values()?;
         self.in_flight.wait(flushed_through);
         if let Some(journal) = self.journal.get() {
             journal.sync(journal.next_position())?;
@@ -151,9 +177,17 @@ impl Store {
         let mut writer: Option<TableWriter> = None;
         let mut versions = Vec::new();
         for entry in sorted.entries() {
-            self.versions_of(entry.offset, held, &mut versions, &mut flushed.orphaned_values);
+            self.versions_of(
+                entry.offset,
+                held,
+                &mut versions,
+                &mut flushed.orphaned_values,
+            );
             if is_bottom {
-                while versions.last().is_some_and(|version| version.kind == EntryKind::Delete) {
+                while versions
+                    .last()
+                    .is_some_and(|version| version.kind == EntryKind::Delete)
+                {
                     versions.pop();
                 }
             }
@@ -197,7 +231,9 @@ impl Store {
             {
                 orphaned_values.push(reference.file_number);
             }
-            if record.previous == 0 || record.sequence <= self.recovered_through.load(Ordering::Relaxed) {
+            if record.previous == 0
+                || record.sequence <= self.recovered_through.load(Ordering::Relaxed)
+            {
                 return;
             }
             offset = record.previous;
@@ -208,8 +244,7 @@ impl Store {
     pub(crate) fn new_table(&self) -> Result<TableWriter> {
         let number = self.new_file_number();
         let path = table_path(&self.directory, number);
-        let writer =
-            TableWriter::create(self.vfs.clone(), path, number, self.tables.options)?;
+        let writer = TableWriter::create(self.vfs.clone(), path, number, self.tables.options)?;
         Ok(writer.with_shared(self.tables.shared.clone()))
     }
 
@@ -250,19 +285,28 @@ impl Store {
             tables.insert(0, PartitionTable { table, weight: 0 });
         }
         self.commit_tables(partition, flushed_through, &tables, flushed.table)?;
-        partition.flushed_through.store(flushed_through, Ordering::Relaxed);
-        leaf.segment.remove_files_on_drop(self.vfs.clone(), self.value_paths(&flushed.orphaned_values));
+        partition
+            .flushed_through
+            .store(flushed_through, Ordering::Relaxed);
+        leaf.segment
+            .remove_files_on_drop(self.vfs.clone(), self.value_paths(&flushed.orphaned_values));
         let mut writer = partition.lock();
         let mut view = partition.view(&guard).clone();
-        debug_assert!(view.frozen.last().is_some_and(|last| Arc::ptr_eq(last, leaf)));
+        debug_assert!(
+            view.frozen
+                .last()
+                .is_some_and(|last| Arc::ptr_eq(last, leaf))
+        );
         view.frozen.pop();
-        view.tables = tables;
-        writer.flushing = !view.frozen.is_empty();
-        if writer.flushing {
+        view.tables = tables.clone();
+        let is_more = !view.frozen.is_empty();
+        partition.publish(&mut writer, view, &guard);
+        // Queued only now: another thread may take the job at once, and must not see this leaf again.
+        writer.flushing = is_more;
+        if is_more {
             self.background.queue_flush(partition.clone());
         }
-        self.consider_compaction(partition, &mut writer, &view.tables);
-        partition.publish(&mut writer, view, &guard);
+        self.consider_compaction(partition, &mut writer, &tables);
         Ok(())
     }
 
@@ -308,9 +352,17 @@ impl Store {
             } else {
                 self.manifest.state(|state| {
                     let is_live = |number: &u64| {
-                        state.tables.values().any(|table| table.references.contains(number))
+                        state
+                            .tables
+                            .values()
+                            .any(|table| table.references.contains(number))
                     };
-                    metadata.references.iter().copied().filter(|number| !is_live(number)).collect()
+                    metadata
+                        .references
+                        .iter()
+                        .copied()
+                        .filter(|number| !is_live(number))
+                        .collect()
                 })
             };
             self.tables.unregister(metadata.file_number, orphaned);
@@ -318,21 +370,32 @@ impl Store {
     }
 
     fn value_paths(&self, numbers: &[u64]) -> Vec<PathBuf> {
-        numbers.iter().map(|&number| value_path(&self.directory, number)).collect()
+        numbers
+            .iter()
+            .map(|&number| value_path(&self.directory, number))
+            .collect()
     }
 
     /// Lets the journal recycle the files that are wholly in tables. The manifest learns first where
     /// history begins, or a recovery would look for files that are gone.
     pub(crate) fn release_journal(&self) -> Result<()> {
-        let Some(journal) = self.journal.get() else { return Ok(()) };
+        let Some(journal) = self.journal.get() else {
+            return Ok(());
+        };
+        // One at a time: a slower caller must not take back what a faster one has recorded.
+        let _releasing = self.releasing.lock();
         let known = self.manifest.state(|state| state.journal_first_generation);
         if journal.next_position().generation() <= known {
             return Ok(());
         }
-        let Some(low) = self.journal_low_water() else { return Ok(()) };
+        let Some(low) = self.journal_low_water() else {
+            return Ok(());
+        };
         let first = low.generation();
         if first > known {
-            let mut cuts = self.manifest.state(|state| state.journal_truncations.clone());
+            let mut cuts = self
+                .manifest
+                .state(|state| state.journal_truncations.clone());
             cuts.retain(|cut| cut.generation >= first);
             self.manifest.commit(ManifestEdit {
                 journal_first_generation: Some(first),

@@ -43,7 +43,9 @@ pub(crate) struct Announcement<'a> {
 
 impl InFlight {
     pub(crate) fn new() -> Self {
-        Self { slots: std::array::from_fn(|_| CachePadded::new(AtomicU64::new(IDLE))) }
+        Self {
+            slots: std::array::from_fn(|_| CachePadded::new(AtomicU64::new(IDLE))),
+        }
     }
 
     /// Announces a writer that is about to draw numbers from `last_sequence`. Must not block until the
@@ -57,7 +59,10 @@ impl InFlight {
             for index in first..first + SLOTS {
                 let slot = &self.slots[index % SLOTS];
                 // SeqCst: see the proof above. A stale `lower` is smaller, which only waits longer.
-                if slot.compare_exchange(IDLE, lower, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+                if slot
+                    .compare_exchange(IDLE, lower, Ordering::SeqCst, Ordering::Relaxed)
+                    .is_ok()
+                {
                     return Announcement { slot };
                 }
             }
@@ -105,7 +110,10 @@ mod tests {
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
                 in_flight.wait(11);
-                assert!(finished.load(Ordering::SeqCst), "a write was still in flight");
+                assert!(
+                    finished.load(Ordering::SeqCst),
+                    "a write was still in flight"
+                );
             });
             std::thread::sleep(std::time::Duration::from_millis(20));
             finished.store(true, Ordering::SeqCst);

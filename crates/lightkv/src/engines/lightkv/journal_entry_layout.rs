@@ -49,7 +49,15 @@ pub(crate) fn split_operation(payload: &[u8]) -> Option<(Operation<'_>, &[u8])> 
     let (key, rest) = rest.split_at_checked(word(4) as usize)?;
     let (value, rest) = rest.split_at_checked(word(8) as usize)?;
     let kind = EntryKind::from_number(u8::try_from(word(12)).ok()?)?;
-    Some((Operation { kind, signature: word(0), key, value }, rest))
+    Some((
+        Operation {
+            kind,
+            signature: word(0),
+            key,
+            value,
+        },
+        rest,
+    ))
 }
 
 #[cfg(test)]
@@ -66,7 +74,10 @@ mod tests {
         ]
         .concat();
         let (first, rest) = split_operation(&payload).unwrap();
-        assert_eq!((first.kind, first.key, first.value), (EntryKind::Put, &b"key"[..], &b"va"[..]));
+        assert_eq!(
+            (first.kind, first.key, first.value),
+            (EntryKind::Put, &b"key"[..], &b"va"[..])
+        );
         let (second, rest) = split_operation(rest).unwrap();
         assert_eq!((second.kind, second.signature), (EntryKind::Delete, 6));
         assert!(rest.is_empty());

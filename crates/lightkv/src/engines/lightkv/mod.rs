@@ -40,6 +40,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::batch::WriteBatch;
 use crate::db::KeyRange;
@@ -84,16 +88,24 @@ use store::Store;
 /// Unflushed bytes that a close leaves in the journal: replaying them takes milliseconds.
 const CLOSE_KEEPS_BYTES: u64 = 16 << 20;
 
+/// How long a close waits for a read that does not end, on a device that does not answer.
+const READERS_WAIT_MAX: Duration = Duration::from_secs(10);
+
 /// An open store and its background threads.
 pub(crate) struct LightKv {
     store: Arc<Store>,
+    /// A second close waits for the first.
+    closing: Mutex<()>,
 }
 
 /// Opens or creates the store in a directory.
 pub(crate) fn open(directory: &Path, options: Options) -> Result<Arc<dyn Engine>> {
     let store = recovery::open(directory, &options)?;
-    let engine = LightKv { store };
-    let compactors = options.background_threads.saturating_sub(1).max(1);
+    let engine = LightKv {
+        store,
+        closing: Mutex::new(()),
+    };
+    let compactors = options.background_threads;
     engine
         .store
         .background
@@ -105,7 +117,24 @@ pub(crate) fn open(directory: &Path, options: Options) -> Result<Arc<dyn Engine>
 
 impl LightKv {
     fn check_open(&self) -> Result<()> {
-        if self.store.health.is_closed() { Err(Error::Closed) } else { Ok(()) }
+        if self.store.health.is_closed() {
+            Err(Error::Closed)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Returns when every read that began before the store was marked closed has ended: the memory they
+    /// read may belong to another handle afterwards. Reads check the mark under their guard.
+    fn wait_for_readers(&self) {
+        let passed = Arc::new(AtomicBool::new(false));
+        let told = passed.clone();
+        crossbeam_epoch::pin().defer(move || told.store(true, Ordering::Release));
+        let start = Instant::now();
+        while !passed.load(Ordering::Acquire) && start.elapsed() < READERS_WAIT_MAX {
+            crossbeam_epoch::pin().flush();
+            std::thread::yield_now();
+        }
     }
 
     /// Ends all use of the store's files.
@@ -114,6 +143,7 @@ impl LightKv {
         if let Some(journal) = self.store.journal.get() {
             journal.stop();
         }
+        self.wait_for_readers();
         // From now on another handle may own the files.
         self.store.buffer.retire();
         *self.store.lock.lock() = None;
@@ -123,7 +153,6 @@ impl LightKv {
 impl Engine for LightKv {
     #[inline]
     fn get(&self, key: &[u8], at: Option<u64>) -> Result<Option<Value>> {
-        self.check_open()?;
         self.store.get(key, at.unwrap_or(u64::MAX))
     }
 
@@ -142,7 +171,9 @@ impl Engine for LightKv {
     }
 
     fn acquire_snapshot(&self) -> u64 {
-        self.store.snapshots.acquire(&self.store.last_sequence, &self.store.in_flight)
+        self.store
+            .snapshots
+            .acquire(&self.store.last_sequence, &self.store.in_flight)
     }
 
     fn release_snapshot(&self, sequence: u64) {
@@ -182,6 +213,7 @@ impl Engine for LightKv {
     }
 
     fn close(&self) -> Result<()> {
+        let _one_at_a_time = self.closing.lock();
         if self.store.health.is_closed() {
             return Ok(());
         }

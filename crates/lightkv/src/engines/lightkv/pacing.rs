@@ -13,6 +13,8 @@ use super::counters::EngineCounters;
 const SLEEP_NS_MIN: u64 = 200_000;
 /// Longest single sleep.
 const SLEEP_NS_MAX: u64 = 5_000_000;
+/// Most delay that is kept for later writes.
+const OWED_NS_MAX: u64 = 100_000_000;
 /// Assumed until the first flush was measured, in bytes a second.
 const FLUSH_RATE_INITIAL: u64 = 400 << 20;
 /// Slowest rate assumed, so that one bad measurement cannot stop writers.
@@ -49,12 +51,16 @@ impl Pacing {
 
     #[cold]
     fn delay(&self, bytes: u64, used_bytes: u64, counters: &EngineCounters) {
-        let owed = self.owed_ns.fetch_add(self.delay_ns(bytes, used_bytes), Ordering::Relaxed);
+        let owed = self
+            .owed_ns
+            .fetch_add(self.delay_ns(bytes, used_bytes), Ordering::Relaxed);
         if owed < SLEEP_NS_MIN {
             return;
         }
         // One of the writers that see the debt takes it.
-        let taken = self.owed_ns.swap(0, Ordering::Relaxed).min(SLEEP_NS_MAX);
+        let owed = self.owed_ns.swap(0, Ordering::Relaxed).min(OWED_NS_MAX);
+        let taken = owed.min(SLEEP_NS_MAX);
+        self.owed_ns.fetch_add(owed - taken, Ordering::Relaxed);
         if taken >= SLEEP_NS_MIN {
             let start = Instant::now();
             std::thread::sleep(Duration::from_nanos(taken));
@@ -75,7 +81,10 @@ impl Pacing {
     pub(crate) fn flushed(&self, bytes: u64, time: Duration) {
         let rate = (bytes as f64 / time.as_secs_f64().max(1e-6)) as u64;
         let old = self.flush_rate.load(Ordering::Relaxed);
-        self.flush_rate.store(((old * 7 + rate) / 8).max(FLUSH_RATE_MIN), Ordering::Relaxed);
+        self.flush_rate.store(
+            ((old * 7 + rate) / 8).max(FLUSH_RATE_MIN),
+            Ordering::Relaxed,
+        );
     }
 }
 
@@ -88,9 +97,13 @@ mod tests {
         let (pacing, counters) = (Pacing::new(800, 1000), EngineCounters::default());
         pacing.admit(1 << 30, 800, &counters);
         assert_eq!(counters.stalls.load(Ordering::Relaxed), 0);
-        let delays: Vec<u64> =
-            [801, 850, 900, 950, 1000].map(|used| pacing.delay_ns(1 << 20, used)).to_vec();
-        assert!(delays.windows(2).all(|pair| pair[0] < pair[1]), "{delays:?}");
+        let delays: Vec<u64> = [801, 850, 900, 950, 1000]
+            .map(|used| pacing.delay_ns(1 << 20, used))
+            .to_vec();
+        assert!(
+            delays.windows(2).all(|pair| pair[0] < pair[1]),
+            "{delays:?}"
+        );
         assert!(delays[4] > 7 * delays[0]);
         pacing.admit(10 << 20, 1000, &counters);
         pacing.admit(10 << 20, 1000, &counters);

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_epoch::{Atomic, Guard, Owned};
+use lightkv_pmem::LineTail;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::buffer::{RunHandle, Segment, WriteBuffer};
@@ -46,7 +47,12 @@ impl fmt::Debug for Leaf {
 impl Leaf {
     pub(crate) fn new(index: TopLeaf, segment: Arc<Segment>, prefix: &[u8]) -> Arc<Self> {
         debug_assert_eq!(prefix.len(), index.slice_base_bytes() as usize);
-        Arc::new(Self { index, segment, prefix: prefix.into(), sorted: Mutex::new(None) })
+        Arc::new(Self {
+            index,
+            segment,
+            prefix: prefix.into(),
+            sorted: Mutex::new(None),
+        })
     }
 
     /// Whether the slices of the index can describe a key: it starts with the leaf's prefix.
@@ -72,7 +78,8 @@ impl Leaf {
             index: self.index.grown(capacity),
             segment: self.segment.clone(),
             prefix: self.prefix.clone(),
-            sorted: Mutex::new(self.sorted.lock().clone()),
+            // A scan that is sorting keeps its view; the next one sorts anew. A put does not wait for it.
+            sorted: Mutex::new(self.sorted.try_lock().and_then(|sorted| sorted.clone())),
         })
     }
 }
@@ -130,6 +137,10 @@ pub(crate) struct Writer {
     pub(crate) run: Option<Arc<RunHandle>>,
     /// Pool offset of the next record.
     pub(crate) cursor: u64,
+    /// The begun cache line before it.
+    pub(crate) tail: LineTail,
+    /// Bytes of the top leaf from which a split is tried again after one that found no boundary.
+    pub(crate) split_again_bytes: u64,
     /// A flush of this partition's oldest frozen leaf is running or queued.
     pub(crate) flushing: bool,
     /// A compaction of this partition's tables is running or queued.
@@ -137,7 +148,12 @@ pub(crate) struct Writer {
 }
 
 impl Partition {
-    pub(crate) fn new(lower: &[u8], upper: Option<&[u8]>, flushed_through: u64, view: View) -> Arc<Self> {
+    pub(crate) fn new(
+        lower: &[u8],
+        upper: Option<&[u8]>,
+        flushed_through: u64,
+        view: View,
+    ) -> Arc<Self> {
         let (top, bottom) = (view.top.clone(), view.is_bottom());
         Arc::new(Self {
             lower: lower.into(),
@@ -149,6 +165,8 @@ impl Partition {
                 top,
                 run: None,
                 cursor: 0,
+                tail: LineTail::default(),
+                split_again_bytes: 0,
                 flushing: false,
                 compacting: false,
             }),
@@ -176,17 +194,20 @@ impl Partition {
         let old = self.view.swap(Owned::new(view), Ordering::AcqRel, guard);
         // SAFETY: the old view is unreachable for guards that begin from now on.
         unsafe { guard.defer_destroy(old) };
+        // Hands it to all threads: it may be the last holder of buffer space that others wait for, and
+        // this thread may never write again.
+        guard.flush();
+    }
+
+    /// Whether some key of `[start, end)` lies in it.
+    pub(crate) fn overlaps(&self, start: &[u8], end: Option<&[u8]>) -> bool {
+        end.is_none_or(|end| *self.lower < *end)
+            && self.upper.as_deref().is_none_or(|upper| *upper > *start)
     }
 
     /// Whether a key lies in it.
     pub(crate) fn contains(&self, key: &[u8]) -> bool {
         *self.lower <= *key && self.upper.as_deref().is_none_or(|upper| key < upper)
-    }
-
-    /// Whether it holds nothing unflushed.
-    pub(crate) fn is_buffer_empty(&self, guard: &Guard) -> bool {
-        let view = self.view(guard);
-        view.frozen.is_empty() && view.top.index.len() == 0
     }
 }
 

@@ -5,13 +5,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use lightkv_table::EntryKind;
+use lightkv_table::{EntryKind, Probe};
 
-use super::partition::Leaf;
+use super::partition::{Leaf, PartitionTable};
 use super::record_layout::Record;
 use super::store::Store;
 use super::table_set::{Table, read_large_value};
-use crate::{Result, Value};
+use crate::{Error, Result, Value};
 
 /// What a search of one leaf found.
 enum InLeaf {
@@ -19,6 +19,38 @@ enum InLeaf {
     Deleted,
     /// The value is in a file of its own; this is the reference to it.
     Large(Box<[u8]>),
+}
+
+/// The tables whose persistent leaves say that they have a key, newest first: nearly always one or none,
+/// so the first needs no allocation.
+#[derive(Default)]
+struct Candidates {
+    first: Option<(Arc<Table>, Probe)>,
+    more: Vec<(Arc<Table>, Probe)>,
+}
+
+#[inline]
+fn candidates(
+    tables: &[PartitionTable],
+    key: &[u8],
+    hash: u64,
+    sequence_max: u64,
+) -> Result<Candidates> {
+    let mut candidates = Candidates::default();
+    for listed in tables {
+        if !listed.table.covers(key) {
+            continue;
+        }
+        if let Some(probe) = listed.table.reader()?.probe(hash, sequence_max) {
+            let candidate = (listed.table.clone(), probe);
+            if candidates.first.is_none() {
+                candidates.first = Some(candidate);
+            } else {
+                candidates.more.push(candidate);
+            }
+        }
+    }
+    Ok(candidates)
 }
 
 impl Store {
@@ -32,8 +64,12 @@ impl Store {
     #[inline]
     fn find(&self, key: &[u8], sequence_max: u64) -> Result<Option<Value>> {
         let (hash, signature) = self.hash(key);
-        let tables: Vec<Arc<Table>> = {
+        let candidates = {
             let guard = crossbeam_epoch::pin();
+            // Under the guard: see `LightKv::wait_for_readers`.
+            if self.health.is_closed() {
+                return Err(Error::Closed);
+            }
             let view = self.route(key, &guard).view(&guard);
             view.top.index.prefetch(signature);
             for leaf in std::iter::once(&view.top).chain(&view.frozen) {
@@ -49,15 +85,11 @@ impl Store {
                     }
                 }
             }
-            view.tables
-                .iter()
-                .filter(|listed| listed.table.covers(key))
-                .map(|listed| listed.table.clone())
-                .collect()
+            candidates(&view.tables, key, hash, sequence_max)?
         };
         // The guard is gone: a read of the SSD must not hold up the reclaiming of memory.
-        for table in tables {
-            if let Some(found) = table.get(key, hash, sequence_max)? {
+        for (table, probe) in candidates.first.into_iter().chain(candidates.more) {
+            if let Some(found) = table.reader()?.get_probed(probe, key, sequence_max)? {
                 return match found.kind {
                     EntryKind::Put => Ok(Some(found.value.into())),
                     EntryKind::Delete => Ok(None),
@@ -100,7 +132,8 @@ impl Store {
         if newest.sequence <= sequence_max {
             return Some(newest);
         }
-        self.older_version(newest, sequence_max).map(|(record, _)| record)
+        self.older_version(newest, sequence_max)
+            .map(|(record, _)| record)
     }
 
     /// The version visible at a moment of the key whose newest record lies at `offset`, and its offset.
@@ -118,15 +151,13 @@ impl Store {
         self.older_version(newest, sequence_max)
     }
 
-    fn older_version<'a>(
-        &self,
-        newer: Record<'a>,
-        sequence_max: u64,
-    ) -> Option<(Record<'a>, u64)> {
+    fn older_version<'a>(&self, newer: Record<'a>, sequence_max: u64) -> Option<(Record<'a>, u64)> {
         let mut record = newer;
         loop {
             // Links that were written before a crash may lead anywhere; no moment is that old.
-            if record.previous == 0 || record.sequence <= self.recovered_through.load(Ordering::Relaxed) {
+            if record.previous == 0
+                || record.sequence <= self.recovered_through.load(Ordering::Relaxed)
+            {
                 return None;
             }
             let offset = record.previous;

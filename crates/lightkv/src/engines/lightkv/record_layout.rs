@@ -28,8 +28,6 @@ pub(crate) const BATCH_EXTENSION_LEN: usize = 16;
 pub(crate) const ALIGNMENT: u64 = 8;
 
 const BATCH_FLAG: u32 = 1 << 31;
-/// Largest sequence number that fits 56 bits.
-pub(crate) const SEQUENCE_MAX: u64 = (1 << 56) - 1;
 
 /// The batch a record belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +80,11 @@ pub(crate) fn encode_header(
     place: Option<Place>,
 ) -> ([u8; HEADER_LEN + BATCH_EXTENSION_LEN], usize) {
     let mut header = [0; HEADER_LEN + BATCH_EXTENSION_LEN];
-    let flag = if fields.batch.is_some() { BATCH_FLAG } else { 0 };
+    let flag = if fields.batch.is_some() {
+        BATCH_FLAG
+    } else {
+        0
+    };
     header[4..8].copy_from_slice(&(fields.value.len() as u32).to_le_bytes());
     header[8..16]
         .copy_from_slice(&(fields.sequence << 8 | u64::from(fields.kind as u8)).to_le_bytes());
@@ -131,7 +133,11 @@ impl Extent {
     #[inline]
     pub(crate) fn of(header: &[u8; HEADER_LEN]) -> Self {
         let key_word = u32_at(header, 24);
-        let extension = if key_word & BATCH_FLAG != 0 { BATCH_EXTENSION_LEN } else { 0 };
+        let extension = if key_word & BATCH_FLAG != 0 {
+            BATCH_EXTENSION_LEN
+        } else {
+            0
+        };
         Self {
             key_at: HEADER_LEN + extension,
             key_len: (key_word & !BATCH_FLAG) as usize,
@@ -202,7 +208,11 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 mod tests {
     use super::*;
 
-    const PLACE: Place = Place { pool_identity: 7, generation: 3, offset: 4096 };
+    const PLACE: Place = Place {
+        pool_identity: 7,
+        generation: 3,
+        offset: 4096,
+    };
 
     fn image(batch: Option<BatchMembership>) -> Vec<u8> {
         let fields = RecordFields {
@@ -220,10 +230,19 @@ mod tests {
 
     #[test]
     fn reads_back_what_was_written() {
-        for batch in [None, Some(BatchMembership { first_sequence: 40, count: 5 })] {
+        for batch in [
+            None,
+            Some(BatchMembership {
+                first_sequence: 40,
+                count: 5,
+            }),
+        ] {
             let bytes = image(batch);
             let record = Record::parse_checked(&bytes, PLACE).unwrap();
-            assert_eq!((record.sequence, record.previous, record.signature), (42, 8, 9));
+            assert_eq!(
+                (record.sequence, record.previous, record.signature),
+                (42, 8, 9)
+            );
             assert_eq!((record.key, record.value), (&b"key"[..], &b"the value"[..]));
             assert_eq!(record.batch, batch);
             assert_eq!(record.len_bytes, record_len(3, 9, batch.is_some()));
@@ -237,12 +256,24 @@ mod tests {
         for bit in 0..len * 8 {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            assert!(Record::parse_checked(&damaged, PLACE).is_none(), "bit {bit}");
+            assert!(
+                Record::parse_checked(&damaged, PLACE).is_none(),
+                "bit {bit}"
+            );
         }
         for place in [
-            Place { pool_identity: 8, ..PLACE },
-            Place { generation: 4, ..PLACE },
-            Place { offset: 4104, ..PLACE },
+            Place {
+                pool_identity: 8,
+                ..PLACE
+            },
+            Place {
+                generation: 4,
+                ..PLACE
+            },
+            Place {
+                offset: 4104,
+                ..PLACE
+            },
         ] {
             assert!(Record::parse_checked(&bytes, place).is_none());
         }

@@ -41,7 +41,13 @@ const LOCK_NAME: &str = "LOCK";
 /// Sub-directory of the journal.
 const JOURNAL_DIRECTORY: &str = "journal";
 /// Everything that may lie in a store's directory before its manifest does.
-const OWN_NAMES: [&str; 5] = [LOCK_NAME, JOURNAL_DIRECTORY, "tables", "values", "CURRENT.tmp"];
+const OWN_NAMES: [&str; 5] = [
+    LOCK_NAME,
+    JOURNAL_DIRECTORY,
+    "tables",
+    "values",
+    "CURRENT.tmp",
+];
 
 /// Opens or creates a store; no background thread runs yet.
 pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
@@ -50,11 +56,16 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
     let manifest = open_manifest(&vfs, directory, options)?;
     let state = manifest.state(ManifestState::clone);
     check_state(&state, directory, options)?;
-    for name in ["tables", "values"] {
+    for name in ["tables", "values", JOURNAL_DIRECTORY] {
+        if name == JOURNAL_DIRECTORY && state.pool_identity != 0 {
+            continue;
+        }
         let path = directory.join(name);
-        vfs.create_directory(&path).map_err(|error| io(path, "create", error))?;
+        vfs.create_directory(&path)
+            .map_err(|error| io(path, "create", error))?;
     }
-    vfs.sync_directory(directory).map_err(|error| io(directory, "sync", error))?;
+    vfs.sync_directory(directory)
+        .map_err(|error| io(directory, "sync", error))?;
 
     let sizes = Sizes::new(options);
     let tables = Arc::new(TableContext {
@@ -94,7 +105,10 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
     } else {
         recover_pool(&store, &state)?
     };
-    store.recovered_through.store(store.last_sequence.load(Ordering::SeqCst), Ordering::Release);
+    store.recovered_through.store(
+        store.last_sequence.load(Ordering::SeqCst),
+        Ordering::Release,
+    );
     remove_strays(&store, &referenced)?;
     Ok(store)
 }
@@ -102,13 +116,25 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
 /// Takes the store's lock, creating the directory if that is wanted.
 fn lock(vfs: &dyn Vfs, directory: &Path, create: bool) -> Result<Box<dyn FileLock>> {
     let current = directory.join("CURRENT");
-    let exists = |path: &Path| vfs.exists(path).map_err(|error| io(path, "look for", error));
+    let exists = |path: &Path| {
+        vfs.exists(path)
+            .map_err(|error| io(path, "look for", error))
+    };
     if !exists(&current)? {
         if !create {
-            return Err(Error::Missing { path: directory.to_path_buf() });
+            return Err(Error::Missing {
+                path: directory.to_path_buf(),
+            });
         }
-        vfs.create_directory(directory).map_err(|error| io(directory, "create", error))?;
-        let entries = vfs.list(directory).map_err(|error| io(directory, "list", error))?;
+        vfs.create_directory(directory)
+            .map_err(|error| io(directory, "create", error))?;
+        // Also if it was there: whoever created it may not have made its name durable.
+        let parent = lightkv_vfs::parent_directory(directory);
+        vfs.sync_directory(&parent)
+            .map_err(|error| io(&parent, "sync", error))?;
+        let entries = vfs
+            .list(directory)
+            .map_err(|error| io(directory, "list", error))?;
         let stranger = entries.iter().find(|entry| {
             !OWN_NAMES.contains(&entry.name.as_str()) && !entry.name.starts_with("MANIFEST-")
         });
@@ -124,7 +150,9 @@ fn lock(vfs: &dyn Vfs, directory: &Path, create: bool) -> Result<Box<dyn FileLoc
     }
     let path = directory.join(LOCK_NAME);
     vfs.lock(&path).map_err(|error| match error.kind() {
-        std::io::ErrorKind::WouldBlock => Error::Locked { path: directory.to_path_buf() },
+        std::io::ErrorKind::WouldBlock => Error::Locked {
+            path: directory.to_path_buf(),
+        },
         _ => io(path, "lock", error),
     })
 }
@@ -138,14 +166,14 @@ fn open_manifest(vfs: &Arc<dyn Vfs>, directory: &Path, options: &Options) -> Res
         store_identity: identity,
         hash_seed: random_nonzero()?,
         engine_code: options.engine.code(),
-        pool_identity: if options.pmem_path.is_some() { identity } else { 0 },
+        pool_identity: if options.pmem_path.is_some() {
+            identity
+        } else {
+            0
+        },
         next_file_number: 1,
         ..ManifestState::default()
     };
-    // The pool comes first: a manifest that names a pool without extents would be a damaged store.
-    if options.pmem_path.is_some() {
-        drop(Pool::create(pool_options(&state, &Sizes::new(options), options))?);
-    }
     Manifest::create(vfs, directory, state)
 }
 
@@ -178,7 +206,10 @@ fn check_state(state: &ManifestState, directory: &Path, options: &Options) -> Re
         }
         _ => return Ok(()),
     };
-    Err(Error::InvalidOption { option: "pmem_path", message: message.into() })
+    Err(Error::InvalidOption {
+        option: "pmem_path",
+        message: message.into(),
+    })
 }
 
 fn engine_name(code: u32) -> &'static str {
@@ -214,9 +245,34 @@ fn open_buffer(
 ) -> Result<Arc<WriteBuffer>> {
     let pool_options = pool_options(state, sizes, options);
     let persistent = options.pmem_path.is_some();
-    let pool = if persistent { Pool::open(pool_options)? } else { Pool::create(pool_options)? };
+    // The manifest of a new store is durable before its pool exists, so a crash in between leaves a store
+    // that knows its pool and has none yet. One that has been written to must have it.
+    let is_new = persistent && state.last_sequence == 0 && state.tables.is_empty();
+    let pool = if persistent && !(is_new && is_pool_missing(options)?) {
+        Pool::open(pool_options)?
+    } else {
+        Pool::create(pool_options)?
+    };
     let chunk_bytes = u64::from(pool.unit_bytes(lightkv_pmem::Arena::Segments));
-    Ok(WriteBuffer::new(pool, state.store_identity, persistent, chunk_bytes, sizes.buffer_bytes))
+    Ok(WriteBuffer::new(
+        pool,
+        state.store_identity,
+        persistent,
+        chunk_bytes,
+        sizes.buffer_bytes,
+    ))
+}
+
+/// Whether there are no extents; makes the directory for them then.
+fn is_pool_missing(options: &Options) -> Result<bool> {
+    match (&options.pmem_path, &options.pool_medium) {
+        (None, _) => Ok(true),
+        (Some(_), PoolMedium::Emulated(medium)) => Ok(medium.backing.is_empty()),
+        (Some(path), PoolMedium::Files) => {
+            std::fs::create_dir_all(path).map_err(|error| io(path, "create", error))?;
+            Ok(!Pool::exists(path)?)
+        }
+    }
 }
 
 fn build_tree(state: &ManifestState, tables: &Arc<TableContext>) -> Tree<Partition> {
@@ -236,8 +292,15 @@ fn build_tree(state: &ManifestState, tables: &Arc<TableContext>) -> Tree<Partiti
                 })
                 .filter(|listed| listed.table.overlaps(lower, upper))
                 .collect();
-            let view = View { top: empty_leaf(lower, upper), frozen: Vec::new(), tables: listed };
-            (lower.clone(), Partition::new(lower, upper, partition.flushed_through, view))
+            let view = View {
+                top: empty_leaf(lower, upper),
+                frozen: Vec::new(),
+                tables: listed,
+            };
+            (
+                lower.clone(),
+                Partition::new(lower, upper, partition.flushed_through, view),
+            )
         })
         .collect();
     Tree::from_sorted(partitions)
@@ -312,7 +375,6 @@ fn replay_entry(
                 ),
             });
         };
-        note_reference(operation.kind, operation.value, referenced);
         let fields = RecordFields {
             kind: operation.kind,
             sequence,
@@ -322,11 +384,15 @@ fn replay_entry(
             key: operation.key,
             value: operation.value,
         };
-        store.restore_from_journal(&fields, entry.position.to_u64())?;
+        if store.restore_from_journal(&fields, entry.position.to_u64())? {
+            note_reference(operation.kind, operation.value, referenced);
+        }
         sequence += 1;
         payload = rest;
     }
-    store.last_sequence.fetch_max(sequence - 1, Ordering::SeqCst);
+    store
+        .last_sequence
+        .fetch_max(sequence - 1, Ordering::SeqCst);
     Ok(())
 }
 
@@ -348,8 +414,12 @@ fn recover_pool(store: &Arc<Store>, state: &ManifestState) -> Result<HashSet<u64
         for (_, record) in run.recovered_records() {
             last_sequence = last_sequence.max(record.sequence);
             if let Some(batch) = record.batch {
-                last_sequence = last_sequence.max(batch.first_sequence + u64::from(batch.count) - 1);
-                found.entry(batch.first_sequence).or_insert((batch.count, 0)).1 += 1;
+                last_sequence =
+                    last_sequence.max(batch.first_sequence + u64::from(batch.count) - 1);
+                found
+                    .entry(batch.first_sequence)
+                    .or_insert((batch.count, 0))
+                    .1 += 1;
             }
         }
     }
@@ -357,7 +427,9 @@ fn recover_pool(store: &Arc<Store>, state: &ManifestState) -> Result<HashSet<u64
     let is_complete = |record: &Record<'_>| {
         record.batch.is_none_or(|batch| {
             batch.first_sequence <= state.complete_through
-                || found.get(&batch.first_sequence).is_some_and(|(count, seen)| seen == count)
+                || found
+                    .get(&batch.first_sequence)
+                    .is_some_and(|(count, seen)| seen == count)
         })
     };
     let mut referenced = HashSet::new();
@@ -374,8 +446,9 @@ fn recover_pool(store: &Arc<Store>, state: &ManifestState) -> Result<HashSet<u64
                 run.flush(offset, record.len_bytes);
             }
             last = Some((offset, record.len_bytes));
-            note_reference(record.kind, record.value, &mut referenced);
-            store.restore_from_pool(run, offset, &record);
+            if store.restore_from_pool(run, offset, &record) {
+                note_reference(record.kind, record.value, &mut referenced);
+            }
         }
         if let Some((offset, len_bytes)) = last {
             run.flush(offset, len_bytes);
@@ -389,41 +462,60 @@ fn recover_pool(store: &Arc<Store>, state: &ManifestState) -> Result<HashSet<u64
 fn remove_strays(store: &Store, referenced: &HashSet<u64>) -> Result<()> {
     let (tables, values) = store.manifest.state(|state| {
         let tables: HashSet<u64> = state.tables.keys().copied().collect();
-        let values: HashSet<u64> =
-            state.tables.values().flat_map(|table| table.references.iter().copied()).collect();
+        let values: HashSet<u64> = state
+            .tables
+            .values()
+            .flat_map(|table| table.references.iter().copied())
+            .collect();
         (tables, values)
     });
-    let remove = |name: &str, suffix: &str, path: fn(&Path, u64) -> PathBuf, keep: &dyn Fn(u64) -> bool| {
+    let remove = |name: &str,
+                  suffix: &str,
+                  path: fn(&Path, u64) -> PathBuf,
+                  keep: &dyn Fn(u64) -> bool| {
         let directory = store.directory.join(name);
-        let entries = store.vfs.list(&directory).map_err(|error| io(&directory, "list", error))?;
+        let entries = store
+            .vfs
+            .list(&directory)
+            .map_err(|error| io(&directory, "list", error))?;
         for entry in entries {
-            let number = entry.name.strip_suffix(suffix).and_then(|stem| stem.parse::<u64>().ok());
+            let number = entry
+                .name
+                .strip_suffix(suffix)
+                .and_then(|stem| stem.parse::<u64>().ok());
             let Some(number) = number else { continue };
             // Numbers are never used twice, not even those of files that no manifest knew.
-            store.next_file_number.fetch_max(number + 1, Ordering::Relaxed);
+            store
+                .next_file_number
+                .fetch_max(number + 1, Ordering::Relaxed);
             if !keep(number) {
                 let path = path(&store.directory, number);
                 tracing::info!(path = %path.display(), "removing a file that no record refers to");
-                store.vfs.remove_file(&path).map_err(|error| io(path, "remove", error))?;
+                store
+                    .vfs
+                    .remove_file(&path)
+                    .map_err(|error| io(path, "remove", error))?;
             }
         }
         Ok::<(), Error>(())
     };
-    remove("tables", ".table", table_path, &|number| tables.contains(&number))?;
+    remove("tables", ".table", table_path, &|number| {
+        tables.contains(&number)
+    })?;
     remove("values", ".value", value_path, &|number| {
         values.contains(&number) || referenced.contains(&number)
     })
 }
 
 impl Store {
-    /// Puts a journal record into the buffer again, unless a table has it.
-    fn restore_from_journal(&self, fields: &RecordFields<'_>, position: u64) -> Result<()> {
+    /// Puts a journal record into the buffer again, unless a table has it; tells whether it did.
+    fn restore_from_journal(&self, fields: &RecordFields<'_>, position: u64) -> Result<bool> {
         let bytes = record_len(fields.key.len(), fields.value.len(), false);
         loop {
             let guard = crossbeam_epoch::pin();
             let partition = self.route(fields.key, &guard);
             if fields.sequence <= partition.flushed_through.load(Ordering::Relaxed) {
-                return Ok(());
+                return Ok(false);
             }
             let mut writer = partition.lock();
             if self.prepare_restore(partition, &mut writer, fields.key, &guard) {
@@ -437,31 +529,48 @@ impl Store {
             }
             let offset = writer.cursor;
             let run = writer.run.clone().expect("room was reserved");
-            self.buffer.store(&run, offset, fields);
-            self.restore_index(partition, &mut writer, fields.key, fields.signature, offset, &guard);
+            self.buffer.store(&run, offset, &mut writer.tail, fields);
+            self.restore_index(
+                partition,
+                &mut writer,
+                fields.key,
+                fields.signature,
+                offset,
+                &guard,
+            );
             run.commit(offset + bytes);
             writer.top.segment.note(bytes, fields.sequence, position);
             writer.cursor = offset + bytes;
-            return Ok(());
+            return Ok(true);
         }
     }
 
-    /// Indexes a record where it lies in the pool, unless a table or a newer record has its key.
-    fn restore_from_pool(&self, run: &Arc<RunHandle>, offset: u64, record: &Record<'_>) {
+    /// Indexes a record where it lies in the pool, unless a table has it; tells whether it did.
+    fn restore_from_pool(&self, run: &Arc<RunHandle>, offset: u64, record: &Record<'_>) -> bool {
         loop {
             let guard = crossbeam_epoch::pin();
             let partition = self.route(record.key, &guard);
             if record.sequence <= partition.flushed_through.load(Ordering::Relaxed) {
-                return;
+                return false;
             }
             let mut writer = partition.lock();
             if self.prepare_restore(partition, &mut writer, record.key, &guard) {
                 continue;
             }
             writer.top.segment.share_run(run);
-            self.restore_index(partition, &mut writer, record.key, record.signature, offset, &guard);
-            writer.top.segment.note(record.len_bytes, record.sequence, u64::MAX);
-            return;
+            self.restore_index(
+                partition,
+                &mut writer,
+                record.key,
+                record.signature,
+                offset,
+                &guard,
+            );
+            writer
+                .top
+                .segment
+                .note(record.len_bytes, record.sequence, u64::MAX);
+            return true;
         }
     }
 
@@ -504,7 +613,10 @@ impl Store {
                     let slice = key_slice(key, index.slice_base_bytes());
                     return index.insert(slot, signature, slice, offset);
                 }
-                Lookup::Found { slot, offset: other } => {
+                Lookup::Found {
+                    slot,
+                    offset: other,
+                } => {
                     // SAFETY: as above.
                     let (old, new) =
                         unsafe { (self.buffer.record(other), self.buffer.record(offset)) };
@@ -519,10 +631,17 @@ impl Store {
 
     /// Makes room when a store is opened with a smaller buffer than it was left with.
     fn flush_for_restore(&self) -> Result<()> {
+        let before = self.buffer.used_bytes();
         self.freeze_for_space()?;
         while let Some(partition) = self.background.take_flush() {
             self.flush_partition(&partition)?;
         }
-        Ok(())
+        if self.buffer.used_bytes() < before {
+            return Ok(());
+        }
+        Err(Error::InvalidOption {
+            option: "memory_budget",
+            message: "too small for the records that the store was left with".into(),
+        })
     }
 }

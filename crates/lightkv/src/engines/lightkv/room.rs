@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crossbeam_epoch::Guard;
+use lightkv_pmem::LineTail;
 
 use super::buffer::{RunHandle, Segment};
 use super::partition::{Leaf, Partition, View, Writer};
@@ -56,8 +57,11 @@ impl Store {
         guard: &Guard,
     ) -> bool {
         let (bytes, entries) = (writer.top.segment.bytes(), writer.top.index.len());
-        if self.is_splittable(writer) && self.split(partition, writer, guard) {
-            return true;
+        if self.is_splittable(writer) {
+            if self.split(partition, writer, guard) {
+                return true;
+            }
+            writer.split_again_bytes = bytes + self.sizes.split_bytes / 2;
         }
         if bytes > self.sizes.freeze_bytes || entries >= self.sizes.leaf_entries_max {
             self.freeze(partition, writer, guard);
@@ -69,6 +73,7 @@ impl Store {
     pub(crate) fn is_splittable(&self, writer: &Writer) -> bool {
         let (bytes, entries) = (writer.top.segment.bytes(), writer.top.index.len());
         entries >= SPLIT_ENTRIES_MIN
+            && bytes >= writer.split_again_bytes
             && (bytes > self.sizes.split_bytes || entries >= self.sizes.leaf_entries_max)
     }
 
@@ -88,7 +93,8 @@ impl Store {
         }
         match self.buffer.allocate(record_bytes)? {
             Some(run) => {
-                self.background.wake_if(self.buffer.used_bytes() > self.sizes.flush_mark_bytes);
+                self.background
+                    .wake_if(self.buffer.used_bytes() > self.sizes.flush_mark_bytes);
                 self.enter_run(writer, run);
                 Ok(Room::Ready)
             }
@@ -99,9 +105,11 @@ impl Store {
         }
     }
 
-    /// Lets the writer append to a new run.
+    /// Lets the writer append to a new run. From here on nothing is committed to the one before: sorted
+    /// views read only the newest run of a segment again.
     pub(crate) fn enter_run(&self, writer: &mut Writer, run: Arc<RunHandle>) {
         writer.cursor = run.start();
+        writer.tail = LineTail::default();
         writer.top.segment.add_run(run.clone());
         writer.run = Some(run);
     }
@@ -116,6 +124,7 @@ impl Store {
         view.top = empty_leaf(&partition.lower, partition.upper.as_deref());
         partition.publish(writer, view, guard);
         writer.run = None;
+        writer.split_again_bytes = 0;
         if !writer.flushing {
             writer.flushing = true;
             self.background.queue_flush(partition.clone());
@@ -157,7 +166,12 @@ impl Store {
     }
 
     /// Replaces a partition by two halves of its top leaf. False if it may not or cannot be split.
-    pub(crate) fn split(&self, partition: &Arc<Partition>, writer: &mut Writer, guard: &Guard) -> bool {
+    pub(crate) fn split(
+        &self,
+        partition: &Arc<Partition>,
+        writer: &mut Writer,
+        guard: &Guard,
+    ) -> bool {
         let view = partition.view(guard);
         if self.partition_count.load(Ordering::Relaxed) >= self.sizes.max_leaf_nodes
             || writer.compacting
@@ -180,7 +194,9 @@ impl Store {
             let index = TopLeaf::build(
                 (entries.len() * 2).max(LEAF_ENTRIES_INITIAL),
                 base,
-                entries.iter().map(|entry| (entry.signature, entry.slice, entry.offset)),
+                entries
+                    .iter()
+                    .map(|entry| (entry.signature, entry.slice, entry.offset)),
             );
             let tables = view
                 .tables
@@ -189,7 +205,16 @@ impl Store {
                 .cloned()
                 .collect();
             let top = Leaf::new(index, Arc::new(view.top.segment.half(share)), &prefix);
-            Partition::new(lower, upper, flushed_through, View { top, frozen: Vec::new(), tables })
+            Partition::new(
+                lower,
+                upper,
+                flushed_through,
+                View {
+                    top,
+                    frozen: Vec::new(),
+                    tables,
+                },
+            )
         };
         let halves = [
             half(left, &partition.lower, Some(&boundary)),
@@ -216,7 +241,11 @@ impl Store {
         let mut base = leaf.index.slice_base_bytes();
         let mut moving = Vec::with_capacity(leaf.index.len());
         leaf.index.for_each(|signature, slice, offset| {
-            moving.push(Moving { slice, signature, offset });
+            moving.push(Moving {
+                slice,
+                signature,
+                offset,
+            });
         });
         moving.sort_unstable_by_key(|entry| entry.slice);
         if moving.first()?.slice == moving.last()?.slice {
@@ -265,7 +294,10 @@ impl Store {
         for level in 1..=4u32 {
             let shift = 32 - 8 * level;
             let at_median = median >> shift << shift;
-            for cut in [Some(at_median), at_median.checked_add(1 << shift)].into_iter().flatten() {
+            for cut in [Some(at_median), at_median.checked_add(1 << shift)]
+                .into_iter()
+                .flatten()
+            {
                 let left = left_of(cut);
                 let smaller = left.min(count - left);
                 if smaller == 0 {
@@ -289,7 +321,11 @@ impl Store {
         let path = [prefix, &cut[..level as usize - 1]].concat();
         let value = u32::from(cut[level as usize - 1]);
         let byte_of = |bound: &[u8]| u32::from(bound.get(at).copied().unwrap_or(0));
-        let first = if partition.lower.starts_with(&path) { byte_of(&partition.lower) } else { 0 };
+        let first = if partition.lower.starts_with(&path) {
+            byte_of(&partition.lower)
+        } else {
+            0
+        };
         let end = match partition.upper.as_deref() {
             Some(upper) if upper.starts_with(&path) => byte_of(upper),
             _ => 256,
@@ -305,5 +341,7 @@ pub(crate) fn padded(key: &[u8], at: usize) -> u8 {
 
 /// Bytes that two keys share when both are followed by zeros for ever; `usize::MAX` if all of them.
 fn padded_common_prefix_len(a: &[u8], b: &[u8]) -> usize {
-    (0..a.len().max(b.len())).find(|&at| padded(a, at) != padded(b, at)).unwrap_or(usize::MAX)
+    (0..a.len().max(b.len()))
+        .find(|&at| padded(a, at) != padded(b, at))
+        .unwrap_or(usize::MAX)
 }

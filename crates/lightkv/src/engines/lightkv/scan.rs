@@ -69,8 +69,16 @@ impl PartitionScan {
             }
         }
         for listed in &view.tables {
-            let lower = if direction == Direction::Forward { at.unwrap_or(&[]) } else { &[] };
-            let upper = if direction == Direction::Backward { at } else { None };
+            let lower = if direction == Direction::Forward {
+                at.unwrap_or(&[])
+            } else {
+                &[]
+            };
+            let upper = if direction == Direction::Backward {
+                at
+            } else {
+                None
+            };
             if listed.table.overlaps(lower, upper) {
                 let source = TableSource::new(&listed.table, sequence_max, direction, at)?;
                 sources.push(ScanSource::Table(source));
@@ -113,7 +121,9 @@ impl StoreScan {
         let store = &engine.store;
         let owns_moment = at.is_none();
         let sequence_max = at.unwrap_or_else(|| {
-            store.snapshots.acquire(&store.last_sequence, &store.in_flight)
+            store
+                .snapshots
+                .acquire(&store.last_sequence, &store.in_flight)
         });
         let is_empty = range.is_empty();
         Self {
@@ -133,6 +143,9 @@ impl StoreScan {
     /// The next key of a walk with its value, tombstones passed over.
     fn step(&mut self, direction: Direction) -> Result<Option<(Key, Value)>> {
         let store = &self.engine.store;
+        // The guard keeps a close from handing the memory that we read to another handle.
+        let _guard = crossbeam_epoch::pin();
+        self.engine.check_open()?;
         let (place, done) = match direction {
             Direction::Forward => (&mut self.front, &mut self.front_done),
             Direction::Backward => (&mut self.back, &mut self.back_done),
@@ -150,7 +163,9 @@ impl StoreScan {
                 }
             };
             let chosen = scan.choose(direction).filter(|&at| {
-                scan.sources[at].key().is_some_and(|key| !scan.is_beyond(direction, key))
+                scan.sources[at]
+                    .key()
+                    .is_some_and(|key| !scan.is_beyond(direction, key))
             });
             let Some(chosen) = chosen else {
                 let passed = scan.next.take();

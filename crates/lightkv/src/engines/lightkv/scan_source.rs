@@ -98,7 +98,15 @@ impl LeafSource {
             None => view.entries().len(),
         };
         let (key, current) = (Vec::new(), None);
-        let mut source = Self { leaf, view, direction, sequence_max, at, key, current };
+        let mut source = Self {
+            leaf,
+            view,
+            direction,
+            sequence_max,
+            at,
+            key,
+            current,
+        };
         source.settle(store);
         source
     }

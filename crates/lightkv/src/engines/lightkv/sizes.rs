@@ -45,9 +45,15 @@ impl Sizes {
         let buffer_bytes = tuning.buffer_bytes.unwrap_or(budget / 10 * 4);
         let chunk_bytes = u64::from(tuning.chunk_bytes.unwrap_or_else(|| {
             // Half a chunk of each partition is unused on average; partitions are buffer / 1 MiB.
-            if buffer_bytes >= 256 << 20 { 32 << 10 } else { 8 << 10 }
+            if buffer_bytes >= 256 << 20 {
+                32 << 10
+            } else {
+                8 << 10
+            }
         }));
-        let segment_bytes = tuning.segment_bytes.unwrap_or((buffer_bytes / 16).clamp(64 << 10, 4 << 20));
+        let segment_bytes = tuning
+            .segment_bytes
+            .unwrap_or((buffer_bytes / 16).clamp(64 << 10, 4 << 20));
         let split_bytes = (segment_bytes / 4).max(chunk_bytes);
         let journal_file_bytes = tuning
             .journal_file_bytes

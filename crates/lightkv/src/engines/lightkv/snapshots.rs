@@ -96,7 +96,10 @@ mod tests {
         let offered = [50, 40, 30, 20, 10];
         let kept = |held: &[u64]| {
             let mut filter = VersionFilter::new(held);
-            offered.into_iter().filter(|&sequence| filter.keep(sequence)).collect::<Vec<_>>()
+            offered
+                .into_iter()
+                .filter(|&sequence| filter.keep(sequence))
+                .collect::<Vec<_>>()
         };
         assert_eq!(kept(&[]), [50]);
         assert_eq!(kept(&[50]), [50]);
@@ -110,8 +113,10 @@ mod tests {
     fn counts_equal_moments() {
         let (snapshots, last, in_flight) =
             (Snapshots::default(), AtomicU64::new(3), InFlight::new());
-        let (first, second) =
-            (snapshots.acquire(&last, &in_flight), snapshots.acquire(&last, &in_flight));
+        let (first, second) = (
+            snapshots.acquire(&last, &in_flight),
+            snapshots.acquire(&last, &in_flight),
+        );
         assert_eq!((first, second), (3, 3));
         snapshots.release(first);
         assert!(!snapshots.none());

@@ -53,7 +53,10 @@ impl SortedView {
                 leaf.index.for_each(|_, _, offset| {
                     // SAFETY: the caller holds the leaf, which holds the record's run.
                     let key = unsafe { buffer.record(offset) }.key;
-                    entries.push(SortedEntry { prefix: key_prefix(key, base), offset });
+                    entries.push(SortedEntry {
+                        prefix: key_prefix(key, base),
+                        offset,
+                    });
                 });
                 sort(&mut entries, buffer);
                 Arc::new(Self { entries, position })
@@ -63,13 +66,19 @@ impl SortedView {
                 let position = leaf.segment.since(older.position, buffer, |offset| {
                     // SAFETY: as above.
                     let key = unsafe { buffer.record(offset) }.key;
-                    fresh.push(SortedEntry { prefix: key_prefix(key, base), offset });
+                    fresh.push(SortedEntry {
+                        prefix: key_prefix(key, base),
+                        offset,
+                    });
                 });
                 if fresh.is_empty() {
                     return older.clone();
                 }
                 sort(&mut fresh, buffer);
-                Arc::new(Self { entries: merge(&older.entries, &fresh, buffer), position })
+                Arc::new(Self {
+                    entries: merge(&older.entries, &fresh, buffer),
+                    position,
+                })
             }
         }
     }
@@ -132,7 +141,11 @@ fn merge(long: &[SortedEntry], short: &[SortedEntry], buffer: &WriteBuffer) -> V
                 // SAFETY: as in `compare`.
                 let (old, new) =
                     unsafe { (buffer.record(same.offset), buffer.record(entry.offset)) };
-                merged.push(if new.sequence > old.sequence { entry } else { *same });
+                merged.push(if new.sequence > old.sequence {
+                    entry
+                } else {
+                    *same
+                });
                 rest = &rest[1..];
             }
             _ => merged.push(entry),

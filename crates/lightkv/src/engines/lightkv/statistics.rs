@@ -8,7 +8,10 @@ use crate::stats::{Counters, Levels, Stats};
 impl Store {
     /// What happened since the open, and what there is now.
     pub(crate) fn stats(&self) -> Stats {
-        Stats { counters: self.gather_counters(), levels: self.gather_levels() }
+        Stats {
+            counters: self.gather_counters(),
+            levels: self.gather_levels(),
+        }
     }
 
     fn gather_counters(&self) -> Counters {
@@ -74,7 +77,9 @@ impl Store {
         let value_bytes: u64 = self
             .vfs
             .list(&self.directory.join("values"))
-            .map_or(0, |entries| entries.iter().map(|entry| entry.len_bytes).sum());
+            .map_or(0, |entries| {
+                entries.iter().map(|entry| entry.len_bytes).sum()
+            });
         levels.space_bytes += value_bytes + self.manifest.len_bytes();
         if let Some(journal) = self.journal.get() {
             levels.space_bytes += journal.live_bytes();

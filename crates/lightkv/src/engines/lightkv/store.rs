@@ -56,8 +56,13 @@ pub(crate) struct Store {
     pub(crate) background: Background,
     pub(crate) health: Health,
     pub(crate) next_file_number: AtomicU64,
-    /// Value files that were written but not synced.
-    pub(crate) unsynced_values: Mutex<Vec<PathBuf>>,
+    /// Held while the manifest learns where the journal's history begins, so that it only moves on.
+    pub(crate) releasing: Mutex<()>,
+    /// One checkpoint at a time.
+    pub(crate) checkpointing: Mutex<()>,
+    /// While a checkpoint is taken: leaves with only newer records than this stay unflushed, so that
+    /// the manifest becomes the store of one moment. `u64::MAX` otherwise.
+    pub(crate) flush_limit: AtomicU64,
     /// Held until the store is closed.
     pub(crate) lock: Mutex<Option<Box<dyn FileLock>>>,
 }
@@ -76,7 +81,11 @@ impl Health {
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
         // Relaxed: a write that races with the first failure was not yet refused.
-        if self.troubled.load(Ordering::Relaxed) { self.explain() } else { Ok(()) }
+        if self.troubled.load(Ordering::Relaxed) {
+            self.explain()
+        } else {
+            Ok(())
+        }
     }
 
     #[cold]
@@ -85,7 +94,9 @@ impl Health {
             return Err(Error::Closed);
         }
         match self.poison.get() {
-            Some(reason) => Err(Error::Poisoned { reason: reason.clone() }),
+            Some(reason) => Err(Error::Poisoned {
+                reason: reason.clone(),
+            }),
             None => Ok(()),
         }
     }
@@ -99,17 +110,21 @@ impl Health {
 
     /// Marks the store closed; false if it was already.
     pub(crate) fn close(&self) -> bool {
-        let first = !self.closed.swap(true, Ordering::AcqRel);
+        // SeqCst: see `Store::announce`.
+        let first = !self.closed.swap(true, Ordering::SeqCst);
         self.troubled.store(true, Ordering::Release);
         first
     }
 
+    #[inline]
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+        self.closed.load(Ordering::SeqCst)
     }
 
     pub(crate) fn poisoned(&self) -> Option<Error> {
-        self.poison.get().map(|reason| Error::Poisoned { reason: reason.clone() })
+        self.poison.get().map(|reason| Error::Poisoned {
+            reason: reason.clone(),
+        })
     }
 }
 
@@ -154,7 +169,9 @@ impl Store {
             background: Background::new(),
             health: Health::default(),
             next_file_number: AtomicU64::new(parts.next_file_number),
-            unsynced_values: Mutex::new(Vec::new()),
+            releasing: Mutex::new(()),
+            checkpointing: Mutex::new(()),
+            flush_limit: AtomicU64::new(u64::MAX),
             sizes: parts.sizes,
             buffer: parts.buffer,
             lock: Mutex::new(Some(parts.lock)),
@@ -206,7 +223,9 @@ impl Store {
                 if reaches(likely) {
                     return likely;
                 }
-                tree.leaves().find(|partition| reaches(partition)).unwrap_or(likely)
+                tree.leaves()
+                    .find(|partition| reaches(partition))
+                    .unwrap_or(likely)
             }
         }
     }
@@ -237,10 +256,13 @@ impl Store {
             ));
         }
         let Some(tree) = tree else { return };
-        self.partition_count.store(tree.leaf_count(), Ordering::Relaxed);
+        self.partition_count
+            .store(tree.leaf_count(), Ordering::Relaxed);
         let old = self.tree.swap(Owned::new(tree), Ordering::AcqRel, guard);
         // SAFETY: the old tree is unreachable for guards that begin from now on.
         unsafe { guard.defer_destroy(old) };
+        // As in `Partition::publish`.
+        guard.flush();
     }
 
     pub(crate) fn new_file_number(&self) -> u64 {

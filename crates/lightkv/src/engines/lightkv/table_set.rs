@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use lightkv_table::{Found, IteratorOptions, TableIterator, TableOptions, TableReader, TableShared};
+use lightkv_table::{IteratorOptions, TableIterator, TableOptions, TableReader, TableShared};
 use lightkv_vfs::Vfs;
 use parking_lot::Mutex;
 
@@ -52,12 +52,16 @@ impl TableContext {
 
 /// Path of a table within the store's directory.
 pub(crate) fn table_path(directory: &Path, file_number: u64) -> PathBuf {
-    directory.join("tables").join(format!("{file_number:010}.table"))
+    directory
+        .join("tables")
+        .join(format!("{file_number:010}.table"))
 }
 
 /// Path of a value file within the store's directory.
 pub(crate) fn value_path(directory: &Path, file_number: u64) -> PathBuf {
-    directory.join("values").join(format!("{file_number:010}.value"))
+    directory
+        .join("values")
+        .join(format!("{file_number:010}.value"))
 }
 
 /// One sorted table. Opening reads its footer, block offsets and persistent leaf; nothing before.
@@ -127,18 +131,15 @@ impl Table {
         Ok(self.reader.get_or_init(|| Arc::new(reader)))
     }
 
-    /// The newest version of a key up to a sequence number, if this table has one.
-    pub(crate) fn get(&self, key: &[u8], hash: u64, sequence_max: u64) -> Result<Option<Found>> {
-        Ok(self.reader()?.get(key, hash, sequence_max)?)
-    }
-
     pub(crate) fn iterator(&self, options: IteratorOptions) -> Result<TableIterator> {
         Ok(self.reader()?.iter(options))
     }
 
     /// Bytes of its index that stay in memory; 0 before the first use.
     pub(crate) fn resident_index_bytes(&self) -> u64 {
-        self.reader.get().map_or(0, |reader| reader.resident_index_bytes() as u64)
+        self.reader
+            .get()
+            .map_or(0, |reader| reader.resident_index_bytes() as u64)
     }
 
     fn retire(&self, orphaned_values: Vec<u64>) {
@@ -162,19 +163,26 @@ impl Drop for Table {
             remove(value_path(&self.context.directory, number));
         }
         self.context.shared.forget(self.metadata.file_number);
-        remove(table_path(&self.context.directory, self.metadata.file_number));
+        remove(table_path(
+            &self.context.directory,
+            self.metadata.file_number,
+        ));
     }
 }
 
 /// Reads the value that a large-value record stands for.
 pub(crate) fn read_large_value(context: &TableContext, reference: &[u8]) -> Result<Vec<u8>> {
-    let reference = value_file::ValueReference::decode(reference).ok_or_else(|| {
-        crate::Error::Corruption {
+    let reference =
+        value_file::ValueReference::decode(reference).ok_or_else(|| crate::Error::Corruption {
             file: context.directory.join("values"),
             offset: 0,
             message: "a reference to a value file has a wrong length".into(),
-        }
-    })?;
+        })?;
     let path = value_path(&context.directory, reference.file_number);
-    value_file::read(context.vfs.as_ref(), &path, context.store_identity, &reference)
+    value_file::read(
+        context.vfs.as_ref(),
+        &path,
+        context.store_identity,
+        &reference,
+    )
 }

@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use lightkv_journal::JournalPosition;
+use lightkv_pmem::LineTail;
 use lightkv_table::EntryKind;
 use parking_lot::MutexGuard;
 
@@ -67,18 +68,28 @@ impl Store {
         self.health.check()?;
         self.check_sync(options)?;
         if value.is_some_and(|value| value.len() >= self.sizes.large_value_bytes) {
-            let operation = self.prepare(key, value, options.sync)?;
+            let operation = self.prepare(key, value)?;
             return self.write_prepared(&operation, options);
         }
-        let kind = if value.is_some() { EntryKind::Put } else { EntryKind::Delete };
+        let kind = if value.is_some() {
+            EntryKind::Put
+        } else {
+            EntryKind::Delete
+        };
         let (_, signature) = self.hash(key);
-        let operation = Prepared { kind, signature, key, value: value.unwrap_or_default().into() };
+        let operation = Prepared {
+            kind,
+            signature,
+            key,
+            value: value.unwrap_or_default().into(),
+        };
         self.write_prepared(&operation, options)
     }
 
     fn write_prepared(&self, operation: &Prepared<'_>, options: WriteOptions) -> Result<()> {
         let record_bytes = operation.record_len(false);
-        self.pacing.admit(record_bytes, self.buffer.used_bytes(), &self.counters);
+        self.pacing
+            .admit(record_bytes, self.buffer.used_bytes(), &self.counters);
         let mut waiting: Option<Instant> = None;
         let end = loop {
             let guard = crossbeam_epoch::pin();
@@ -101,7 +112,11 @@ impl Store {
             self.counters.stalled(since.elapsed());
         }
         self.counters.put(1);
-        if options.sync { self.sync_through(end) } else { Ok(()) }
+        if options.sync {
+            self.sync_through(end)
+        } else {
+            Ok(())
+        }
     }
 
     /// Room in leaf and segment for one operation.
@@ -143,7 +158,7 @@ impl Store {
             Lookup::Found { offset, .. } => offset,
             _ => 0,
         };
-        let announcement = self.in_flight.announce(&self.last_sequence);
+        let announcement = self.announce()?;
         let (sequence, start, end) = match self.journal.get() {
             None => {
                 // SeqCst: see `in_flight`.
@@ -162,7 +177,11 @@ impl Store {
                         self.last_sequence.fetch_add(1, Ordering::SeqCst) + 1
                     })
                     .map_err(|error| self.journal_failed(error))?;
-                (appended.first_sequence, appended.position.to_u64(), appended.end)
+                (
+                    appended.first_sequence,
+                    appended.position.to_u64(),
+                    appended.end,
+                )
             }
         };
         let fields = RecordFields {
@@ -175,16 +194,35 @@ impl Store {
             value: &operation.value,
         };
         let offset = writer.cursor;
-        let run = writer.run.as_ref().expect("room was reserved");
-        self.buffer.store(run, offset, &fields);
+        let Writer { run, tail, .. } = &mut **writer;
+        let run = run.as_ref().expect("room was reserved");
+        self.buffer.store(run, offset, tail, &fields);
         // Invariant 1. The one fence of a put: it also makes a run's allocation durable.
         self.buffer.fence();
         self.index(writer, operation, offset, lookup);
-        run.commit(offset + record_bytes);
+        writer
+            .run
+            .as_ref()
+            .expect("room was reserved")
+            .commit(offset + record_bytes);
         writer.top.segment.note(record_bytes, sequence, start);
         writer.cursor = offset + record_bytes;
         drop(announcement);
         Ok(end)
+    }
+
+    /// Announces a write that is about to draw its number; refused if the store was closed meanwhile.
+    ///
+    /// Closing marks the store first and then waits for announcements, we announce first and then look
+    /// at the mark, both sequentially consistent: either we see the mark or the closing waits for us.
+    #[inline]
+    fn announce(&self) -> Result<super::in_flight::Announcement<'_>> {
+        let announcement = self.in_flight.announce(&self.last_sequence);
+        if self.health.is_closed() {
+            Err(Error::Closed)
+        } else {
+            Ok(announcement)
+        }
     }
 
     #[inline]
@@ -227,10 +265,17 @@ impl Store {
     fn index(&self, writer: &Writer, operation: &Prepared<'_>, offset: u64, lookup: Lookup) {
         let index = &writer.top.index;
         if operation.kind == EntryKind::Delete && writer.bottom && self.snapshots.none() {
-            if let Lookup::Found { slot, .. } = lookup {
-                index.remove(slot);
+            match lookup {
+                Lookup::Vacant(_) | Lookup::Full => return,
+                // SAFETY: the lock's holder keeps the leaf, which keeps its records.
+                Lookup::Found { slot, offset: old }
+                    if unsafe { self.buffer.record(old) }.kind != EntryKind::LargeValue =>
+                {
+                    return index.remove(slot);
+                }
+                // The flush of the tombstone has to find the value file that goes with it.
+                Lookup::Found { .. } => {}
             }
-            return;
         }
         match lookup {
             Lookup::Found { slot, .. } => index.update(slot, offset),
@@ -246,17 +291,26 @@ impl Store {
     pub(crate) fn write_batch(&self, batch: &WriteBatch, options: WriteOptions) -> Result<()> {
         self.health.check()?;
         self.check_sync(options)?;
-        let operations = self.prepare_batch(batch, options.sync)?;
-        let [first, ..] = &operations[..] else { return Ok(()) };
+        let operations = self.prepare_batch(batch)?;
+        let [first, ..] = &operations[..] else {
+            return Ok(());
+        };
         if operations.len() == 1 {
             return self.write_prepared(first, options);
         }
-        let bytes: u64 = operations.iter().map(|operation| operation.record_len(true)).sum();
+        let bytes: u64 = operations
+            .iter()
+            .map(|operation| operation.record_len(true))
+            .sum();
         let limit = batch_limit_bytes(self.buffer.limit_bytes());
         if bytes as usize > limit {
-            return Err(Error::BatchTooLarge { len_bytes: bytes as usize, limit_bytes: limit });
+            return Err(Error::BatchTooLarge {
+                len_bytes: bytes as usize,
+                limit_bytes: limit,
+            });
         }
-        self.pacing.admit(bytes, self.buffer.used_bytes(), &self.counters);
+        self.pacing
+            .admit(bytes, self.buffer.used_bytes(), &self.counters);
         let mut waiting: Option<Instant> = None;
         let end = loop {
             match self.try_write_batch(&operations)? {
@@ -269,17 +323,25 @@ impl Store {
             self.counters.stalled(since.elapsed());
         }
         self.counters.put(operations.len() as u64);
-        if options.sync { self.sync_through(end) } else { Ok(()) }
+        if options.sync {
+            self.sync_through(end)
+        } else {
+            Ok(())
+        }
     }
 
     /// One attempt at a batch.
     fn try_write_batch(&self, operations: &[Prepared<'_>]) -> Result<Attempt> {
         let guard = crossbeam_epoch::pin();
         // Locks are taken in the order of the partitions' ranges, so batches cannot wait in a circle.
-        let mut partitions: Vec<&Arc<Partition>> =
-            operations.iter().map(|operation| self.route(operation.key, &guard)).collect();
-        let owner_of: Vec<*const Partition> =
-            partitions.iter().map(|partition| Arc::as_ptr(partition)).collect();
+        let mut partitions: Vec<&Arc<Partition>> = operations
+            .iter()
+            .map(|operation| self.route(operation.key, &guard))
+            .collect();
+        let owner_of: Vec<*const Partition> = partitions
+            .iter()
+            .map(|partition| Arc::as_ptr(partition))
+            .collect();
         partitions.sort_unstable_by(|a, b| a.lower.cmp(&b.lower));
         partitions.dedup_by(|a, b| Arc::ptr_eq(a, b));
         let mut writers: Vec<MutexGuard<'_, Writer>> = Vec::with_capacity(partitions.len());
@@ -290,35 +352,46 @@ impl Store {
             }
             writers.push(writer);
         }
-        let slot_of: HashMap<*const Partition, usize> =
-            partitions.iter().enumerate().map(|(at, p)| (Arc::as_ptr(p), at)).collect();
+        let slot_of: HashMap<*const Partition, usize> = partitions
+            .iter()
+            .enumerate()
+            .map(|(at, p)| (Arc::as_ptr(p), at))
+            .collect();
         let owner_of: Vec<usize> = owner_of.into_iter().map(|owner| slot_of[&owner]).collect();
         for (partition, writer) in partitions.iter().zip(&mut writers) {
             if self.relieve(partition, writer, &guard) {
                 return Ok(Attempt::Replaced);
             }
         }
-        let Some(places) = self.place_batch(operations, &owner_of, &mut writers)? else {
+        let Some(places) = self.place_batch(operations, &owner_of, &writers)? else {
             return Ok(Attempt::Exhausted);
         };
         for (operation, &owner) in operations.iter().zip(&owner_of) {
             if !writers[owner].top.shares_prefix(operation.key) {
-                self.rebase(partitions[owner], &mut writers[owner], operation.key, &guard);
+                self.rebase(
+                    partitions[owner],
+                    &mut writers[owner],
+                    operation.key,
+                    &guard,
+                );
             }
         }
-        self.append_batch(operations, &owner_of, &places, &mut writers).map(Attempt::Done)
+        self.append_batch(operations, &owner_of, &places, &mut writers)
+            .map(Attempt::Done)
     }
 
-    /// Decides where each record of a batch goes, reserving new runs; enters none before all are there.
+    /// Decides where each record of a batch goes, reserving new runs. They are entered one by one as their
+    /// records are committed: whoever lists a segment's runs relies on all but the last being complete.
     fn place_batch(
         &self,
         operations: &[Prepared<'_>],
         owner_of: &[usize],
-        writers: &mut [MutexGuard<'_, Writer>],
+        writers: &[MutexGuard<'_, Writer>],
     ) -> Result<Option<Vec<(Arc<RunHandle>, u64)>>> {
-        let mut at: Vec<(Option<Arc<RunHandle>>, u64)> =
-            writers.iter().map(|writer| (writer.run.clone(), writer.cursor)).collect();
-        let mut fresh = Vec::new();
+        let mut at: Vec<(Option<Arc<RunHandle>>, u64)> = writers
+            .iter()
+            .map(|writer| (writer.run.clone(), writer.cursor))
+            .collect();
         let mut places = Vec::with_capacity(operations.len());
         for (operation, &owner) in operations.iter().zip(owner_of) {
             let bytes = operation.record_len(true);
@@ -329,17 +402,14 @@ impl Store {
                     return Ok(None);
                 };
                 *cursor = next.start();
-                fresh.push((owner, next.clone()));
                 *run = Some(next);
             }
             let run = run.clone().expect("set above");
             places.push((run, *cursor));
             *cursor += bytes;
         }
-        for (owner, run) in fresh {
-            self.enter_run(&mut writers[owner], run);
-        }
-        self.background.wake_if(self.buffer.used_bytes() > self.sizes.flush_mark_bytes);
+        self.background
+            .wake_if(self.buffer.used_bytes() > self.sizes.flush_mark_bytes);
         Ok(Some(places))
     }
 
@@ -356,7 +426,7 @@ impl Store {
             .map(|op| encode_head(op.kind, op.signature, op.key.len(), op.value.len()))
             .collect();
         let count = operations.len() as u64;
-        let announcement = self.in_flight.announce(&self.last_sequence);
+        let announcement = self.announce()?;
         let draw = || self.last_sequence.fetch_add(count, Ordering::SeqCst) + 1;
         let (first_sequence, start, end) = match self.journal.get() {
             None => (draw(), u64::MAX, JournalPosition::from_u64(0)),
@@ -369,10 +439,23 @@ impl Store {
                 let appended = journal
                     .append(&parts, count as u32, draw)
                     .map_err(|error| self.journal_failed(error))?;
-                (appended.first_sequence, appended.position.to_u64(), appended.end)
+                (
+                    appended.first_sequence,
+                    appended.position.to_u64(),
+                    appended.end,
+                )
             }
         };
-        let batch = BatchMembership { first_sequence, count: count as u32 };
+        let batch = BatchMembership {
+            first_sequence,
+            count: count as u32,
+        };
+        // Where each partition's records stand while they are stored; the writers follow when they are
+        // indexed, so that no run is entered before all of the one before it is committed.
+        let mut standing: Vec<(Option<Arc<RunHandle>>, LineTail)> = writers
+            .iter()
+            .map(|writer| (writer.run.clone(), writer.tail.clone()))
+            .collect();
         for (at, operation) in operations.iter().enumerate() {
             let leaf = &writers[owner_of[at]].top;
             let previous = match self.look_up(leaf, operation.key, operation.signature) {
@@ -389,7 +472,14 @@ impl Store {
                 value: &operation.value,
             };
             let (run, offset) = &places[at];
-            self.buffer.store(run, *offset, &fields);
+            let (standing_run, tail) = &mut standing[owner_of[at]];
+            if !standing_run
+                .as_ref()
+                .is_some_and(|standing| Arc::ptr_eq(standing, run))
+            {
+                (*standing_run, *tail) = (Some(run.clone()), LineTail::default());
+            }
+            self.buffer.store(run, *offset, tail, &fields);
         }
         // Invariant 1, for all records of the batch at once.
         self.buffer.fence();
@@ -401,36 +491,48 @@ impl Store {
                 lookup = self.look_up_growing(operation, writer);
             }
             self.index(writer, operation, *offset, lookup);
+            if !writer
+                .run
+                .as_ref()
+                .is_some_and(|entered| Arc::ptr_eq(entered, run))
+            {
+                self.enter_run(writer, run.clone());
+            }
             let bytes = operation.record_len(true);
             run.commit(offset + bytes);
-            writer.top.segment.note(bytes, first_sequence + at as u64, start);
+            writer
+                .top
+                .segment
+                .note(bytes, first_sequence + at as u64, start);
             writer.cursor = offset + bytes;
-            writer.run = Some(run.clone());
+        }
+        for (writer, (_, tail)) in writers.iter_mut().zip(standing) {
+            writer.tail = tail;
         }
         drop(announcement);
         Ok(end)
     }
 
     /// Hashes an operation; a large value goes to a file of its own first.
-    fn prepare<'a>(
-        &self,
-        key: &'a [u8],
-        value: Option<&'a [u8]>,
-        sync: bool,
-    ) -> Result<Prepared<'a>> {
+    fn prepare<'a>(&self, key: &'a [u8], value: Option<&'a [u8]>) -> Result<Prepared<'a>> {
         let (_, signature) = self.hash(key);
         let (kind, value) = match value {
             None => (EntryKind::Delete, Vec::new().into()),
             Some(value) if value.len() >= self.sizes.large_value_bytes => {
-                (EntryKind::LargeValue, self.write_value_file(value, sync)?.into())
+                (EntryKind::LargeValue, self.write_value_file(value)?.into())
             }
             Some(value) => (EntryKind::Put, value.into()),
         };
-        Ok(Prepared { kind, signature, key, value })
+        Ok(Prepared {
+            kind,
+            signature,
+            key,
+            value,
+        })
     }
 
     /// Of several operations on one key only the last counts, so only it is written.
-    fn prepare_batch<'a>(&self, batch: &'a WriteBatch, sync: bool) -> Result<Vec<Prepared<'a>>> {
+    fn prepare_batch<'a>(&self, batch: &'a WriteBatch) -> Result<Vec<Prepared<'a>>> {
         let operations = batch.operations();
         let mut last: HashMap<&[u8], usize> = HashMap::with_capacity(operations.len());
         for (at, operation) in operations.iter().enumerate() {
@@ -440,29 +542,21 @@ impl Store {
             .iter()
             .enumerate()
             .filter(|(at, operation)| last[&*operation.key] == *at)
-            .map(|(_, operation)| self.prepare(&operation.key, operation.value.as_deref(), sync))
+            .map(|(_, operation)| self.prepare(&operation.key, operation.value.as_deref()))
             .collect()
     }
 
-    /// Writes a value to a file of its own and returns the reference that stands for it. A file whose
-    /// record is never written is removed at the next open.
-    fn write_value_file(&self, value: &[u8], sync: bool) -> Result<Vec<u8>> {
+    /// Writes a value to a file of its own and returns the reference that stands for it. The file is synced
+    /// at once, or a power loss could leave a record without its value. A file whose record is never
+    /// written is removed at the next open.
+    fn write_value_file(&self, value: &[u8]) -> Result<Vec<u8>> {
         let number = self.new_file_number();
         let path = value_path(&self.directory, number);
-        // Where an acknowledged write survives power loss, the file must be there before its record is.
-        let sync = sync || self.acknowledged_survives_power_loss();
-        let reference = value_file::write(
-            self.vfs.as_ref(),
-            &path,
-            self.tables.store_identity,
-            number,
-            value,
-            sync,
-        )?;
-        self.counters.value_bytes_written.fetch_add(value.len() as u64, Ordering::Relaxed);
-        if !sync {
-            self.unsynced_values.lock().push(path);
-        }
+        let identity = self.tables.store_identity;
+        let reference = value_file::write(self.vfs.as_ref(), &path, identity, number, value, true)?;
+        self.counters
+            .value_bytes_written
+            .fetch_add(value.len() as u64, Ordering::Relaxed);
         Ok(reference.encode().to_vec())
     }
 

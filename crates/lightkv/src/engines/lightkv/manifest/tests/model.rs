@@ -279,6 +279,9 @@ fn lengths_beyond_the_payload_are_refused_without_taking_memory() {
     assert_eq!(decode_edits(&[2, 0, 0xa5]).unwrap(), vec![]);
     assert!(decode_edits(&[2, 0, 0xa5, 0]).is_err());
     // An edit with a field that this release does not know.
-    assert_eq!(decode_edits(&[2, 1, 0, 0, 0, 0xa5]).unwrap(), vec![ManifestEdit::default()]);
+    assert_eq!(
+        decode_edits(&[2, 1, 0, 0, 0, 0xa5]).unwrap(),
+        vec![ManifestEdit::default()]
+    );
     assert!(decode_edits(&[2, 1, 0x40, 0, 0, 0xa5]).is_err());
 }

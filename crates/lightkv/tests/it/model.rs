@@ -1,0 +1,173 @@
+//! Random operations against an ordered map, on many option sets and media, with crashes.
+//!
+//! `LIGHTKV_MODEL_SEQUENCES` sets how many sequences run, `LIGHTKV_MODEL_SEED` the first seed (their
+//! seeds are consecutive), `LIGHTKV_MODEL_OPTIONS` the name of the only option set. A failure prints all
+//! three with a minimised list of operations.
+
+mod concurrent;
+mod generator;
+mod medium;
+mod minimise;
+mod operation;
+mod oracle;
+mod random;
+mod sequence;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use medium::{OPTION_SETS, OptionSet};
+use operation::Operation;
+use random::Random;
+use sequence::Events;
+
+/// Sequences of a run without `LIGHTKV_MODEL_SEQUENCES`.
+const SEQUENCES_DEFAULT: u64 = 150;
+/// A sequence that takes longer hangs.
+const HANG_AFTER: Duration = Duration::from_secs(60);
+
+/// How a sequence failed.
+#[derive(Debug)]
+enum Failure {
+    Wrong(String),
+    Hang(String),
+}
+
+fn number_from_environment(name: &str, default: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(text) => text
+            .parse()
+            .unwrap_or_else(|_| panic!("{name} is no number: {text:?}")),
+        Err(_) => default,
+    }
+}
+
+/// Runs a sequence on a thread of its own, so that a hang is noticed.
+fn run(set: &'static OptionSet, operations: &[Operation]) -> Result<Events, Failure> {
+    let progress = Arc::new(AtomicUsize::new(0));
+    let (sender, receiver) = mpsc::channel();
+    let thread = {
+        let (operations, progress) = (operations.to_vec(), progress.clone());
+        std::thread::spawn(move || {
+            let run = AssertUnwindSafe(|| sequence::run(set, &operations, &progress));
+            let result = catch_unwind(run).unwrap_or_else(|panic| {
+                let at = progress.load(Ordering::Relaxed);
+                let text = panic
+                    .downcast_ref::<String>()
+                    .map(String::as_str)
+                    .or_else(|| panic.downcast_ref::<&str>().copied())
+                    .unwrap_or("without a message");
+                Err(format!("operation {at}: panicked: {text}"))
+            });
+            let _ = sender.send(result);
+        })
+    };
+    match receiver.recv_timeout(HANG_AFTER) {
+        Ok(result) => {
+            thread.join().expect("panics were caught");
+            result.map_err(Failure::Wrong)
+        }
+        Err(_) => {
+            let at = progress.load(Ordering::Relaxed);
+            Err(Failure::Hang(format!(
+                "operation {at}, {:?}: hangs",
+                operations.get(at)
+            )))
+        }
+    }
+}
+
+/// Ends the test with all that is needed to find the cause.
+fn report(set: &'static OptionSet, seed: u64, operations: Vec<Operation>, failure: Failure) -> ! {
+    let again = format!(
+        "LIGHTKV_MODEL_SEED={seed} LIGHTKV_MODEL_SEQUENCES=1 LIGHTKV_MODEL_OPTIONS={}",
+        set.name
+    );
+    match failure {
+        Failure::Hang(message) => panic!("{again}\n{message}"),
+        Failure::Wrong(message) => {
+            eprintln!("{again}\n{message}\nleaving out what is not needed ...");
+            let (found, failure) =
+                minimise::minimise(operations, message, Duration::from_secs(90), |candidate| {
+                    match run(set, candidate) {
+                        Err(Failure::Wrong(message)) => Some(message),
+                        _ => None,
+                    }
+                });
+            let list: Vec<_> = found
+                .iter()
+                .map(|operation| format!("  {operation:?}\n"))
+                .collect();
+            panic!(
+                "{again}\n{failure}\nafter {} operations:\n{}",
+                found.len(),
+                list.concat()
+            );
+        }
+    }
+}
+
+/// The option set of a sequence: each as often as its share says.
+fn choose_set(seed: u64) -> &'static OptionSet {
+    let total = OPTION_SETS.iter().map(|set| set.share).sum();
+    let mut at = Random::new(seed ^ 0x5E7).within(0..total);
+    for set in &OPTION_SETS {
+        if at < set.share {
+            return set;
+        }
+        at -= set.share;
+    }
+    unreachable!("the shares sum up to the total")
+}
+
+#[test]
+fn random_sequences_match_an_ordered_map() {
+    let count = number_from_environment("LIGHTKV_MODEL_SEQUENCES", SEQUENCES_DEFAULT);
+    let first = number_from_environment("LIGHTKV_MODEL_SEED", 1);
+    let only = std::env::var("LIGHTKV_MODEL_OPTIONS").ok();
+    let start = Instant::now();
+    let mut totals = vec![(0_u64, Events::default()); OPTION_SETS.len()];
+    for seed in first..first + count {
+        let set = match &only {
+            Some(name) => OPTION_SETS
+                .iter()
+                .find(|set| set.name == name)
+                .unwrap_or_else(|| panic!("no option set is called {name:?}")),
+            None => choose_set(seed),
+        };
+        let operations = generator::operations(seed);
+        match run(set, &operations) {
+            Ok(events) => {
+                let at = OPTION_SETS
+                    .iter()
+                    .position(|other| other.name == set.name)
+                    .unwrap();
+                totals[at].0 += 1;
+                totals[at].1.add(&events);
+            }
+            Err(failure) => report(set, seed, operations, failure),
+        }
+        if (seed - first + 1).is_multiple_of(500) {
+            eprintln!("{} sequences in {:?}", seed - first + 1, start.elapsed());
+        }
+    }
+    for (set, (sequences, events)) in OPTION_SETS.iter().zip(&totals) {
+        eprintln!("{}: {sequences} sequences, {events:?}", set.name);
+        // Fewer sequences may miss a mechanism by chance.
+        if *sequences >= 10 && set.name != "journal-defaults" {
+            let met = events.flushes > 0 && events.compactions > 0;
+            assert!(
+                met && (events.splits > 0) == set.splits,
+                "{} tests too little",
+                set.name
+            );
+        }
+    }
+    eprintln!(
+        "{count} sequences from seed {first} in {:?}",
+        start.elapsed()
+    );
+}

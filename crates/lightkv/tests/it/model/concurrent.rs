@@ -1,0 +1,335 @@
+//! Threads that write batches, read, scan, flush and check all the while what must always hold.
+//!
+//! The keys of a group are spread over the whole key range, so that a batch of all of them meets many
+//! partitions; all hold the number of the batch, its version. One thread writes a group. So for
+//! everybody else:
+//!
+//! 1. Within one scan or snapshot all keys of a group have one version.
+//! 2. A version that was acknowledged before a read began is seen by it, or a later one.
+//! 3. No version is seen that was not begun when the read ended.
+//!
+//! Every eighth version deletes the group.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use lightkv::{Db, Scan, WriteBatch};
+
+use super::generator;
+use super::medium::{Medium, OPTION_SETS};
+use super::number_from_environment;
+use super::random::Random;
+
+const WRITERS: usize = 4;
+const GROUPS: usize = 60;
+/// Keys of a group.
+const PLACES: usize = 7;
+/// Every version divisible by it deletes.
+const DELETE_EVERY: u64 = 8;
+
+#[derive(Debug, Default)]
+struct Group {
+    /// Newest version whose write began, and whose write returned.
+    begun: AtomicU64,
+    acknowledged: AtomicU64,
+}
+
+struct Stress {
+    db: Db,
+    medium: Medium,
+    groups: Vec<Group>,
+    stop: AtomicBool,
+    checkpoints: AtomicUsize,
+    seed: u64,
+}
+
+fn key(place: usize, group: usize) -> Vec<u8> {
+    format!("{place}{group:03}").into_bytes()
+}
+
+fn place_and_group(key: &[u8]) -> (usize, usize) {
+    let text = std::str::from_utf8(key).expect("an ASCII key");
+    (
+        text[..1].parse().expect("a place"),
+        text[1..].parse().expect("a group"),
+    )
+}
+
+fn version_of(value: &[u8]) -> u64 {
+    u64::from_le_bytes(*value.first_chunk().expect("a version"))
+}
+
+impl Stress {
+    fn is_running(&self) -> bool {
+        !self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Versions acknowledged by now. SeqCst here and below: the test's own order must not be in doubt.
+    fn acknowledged(&self) -> Vec<u64> {
+        self.groups
+            .iter()
+            .map(|group| group.acknowledged.load(Ordering::SeqCst))
+            .collect()
+    }
+
+    fn write_group(&self, random: &mut Random, at: usize) {
+        let group = &self.groups[at];
+        let version = group.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        let mut batch = WriteBatch::new();
+        for place in 0..PLACES {
+            if version.is_multiple_of(DELETE_EVERY) {
+                batch.delete(key(place, at));
+            } else {
+                let extra = if random.once_in(100) { 3000 } else { 150 };
+                let len = 8 + random.below(extra);
+                let value: Vec<u8> = version
+                    .to_le_bytes()
+                    .into_iter()
+                    .cycle()
+                    .take(len)
+                    .collect();
+                batch.put(key(place, at), value);
+            }
+        }
+        self.db.write(batch).expect("a batch");
+        group.acknowledged.store(version, Ordering::SeqCst);
+    }
+
+    /// Checks that a version may be seen by a read that began when `least` was acknowledged and has
+    /// ended now; 0 stands for an absent key.
+    fn check_version(&self, at: usize, version: u64, least: u64, what: &str) {
+        let most = self.groups[at].begun.load(Ordering::SeqCst);
+        let is_possible = if version == 0 {
+            // Never written, or some deletion lies in between.
+            least == 0 || most / DELETE_EVERY * DELETE_EVERY >= least
+        } else {
+            version >= least && version <= most && !version.is_multiple_of(DELETE_EVERY)
+        };
+        assert!(
+            is_possible,
+            "seed {}: {what} saw version {version} of group {at}; {least} was acknowledged before it, \
+             {most} begun after it",
+            self.seed
+        );
+    }
+
+    /// The version of each group in a scan of everything, 0 if absent.
+    fn versions(&self, scan: Scan, backward: bool, what: &str) -> Vec<u64> {
+        let mut seen: BTreeMap<usize, Vec<(usize, u64)>> = BTreeMap::new();
+        let mut visit = |entry: lightkv::Result<(lightkv::Key, lightkv::Value)>| {
+            let (key, value) = entry.expect("an entry");
+            let (place, group) = place_and_group(&key);
+            seen.entry(group)
+                .or_default()
+                .push((place, version_of(&value)));
+        };
+        if backward {
+            scan.rev().for_each(&mut visit)
+        } else {
+            scan.for_each(&mut visit)
+        }
+        let mut versions = vec![0; GROUPS];
+        for (group, places) in seen {
+            let version = places[0].1;
+            assert!(
+                places.len() == PLACES && places.iter().all(|&(_, other)| other == version),
+                "seed {}: {what} saw a part of a batch of group {group}, (place, version): {places:?}",
+                self.seed
+            );
+            versions[group] = version;
+        }
+        versions
+    }
+
+    fn write(&self, writer: usize) {
+        let mut random = Random::new(self.seed ^ (writer as u64) << 32);
+        while self.is_running() {
+            let group = random.below(GROUPS / WRITERS) * WRITERS + writer;
+            self.write_group(&mut random, group);
+        }
+    }
+
+    fn read(&self, reader: u64) {
+        let mut random = Random::new(self.seed ^ reader << 40);
+        let mut last_seen = vec![[0; PLACES]; GROUPS];
+        while self.is_running() {
+            // A few groups are read more, so that going back is noticed.
+            let group = if random.once_in(2) {
+                random.below(4)
+            } else {
+                random.below(GROUPS)
+            };
+            let place = random.below(PLACES);
+            let least = self.groups[group].acknowledged.load(Ordering::SeqCst);
+            let found = self.db.get(key(place, group)).expect("a get");
+            let version = found.map_or(0, |value| version_of(&value));
+            let last = &mut last_seen[group][place];
+            self.check_version(group, version, least.max(*last), "a get");
+            *last = version.max(*last);
+        }
+    }
+
+    fn scan(&self, scanner: u64) {
+        let mut random = Random::new(self.seed ^ scanner << 48);
+        while self.is_running() {
+            let least = self.acknowledged();
+            let backward = random.once_in(2);
+            if random.once_in(2) {
+                let versions = self.versions(self.db.scan(..), backward, "a scan");
+                for (group, version) in versions.into_iter().enumerate() {
+                    self.check_version(group, version, least[group], "a scan");
+                }
+                continue;
+            }
+            let snapshot = self.db.snapshot();
+            let first = self.versions(snapshot.scan(..), backward, "a snapshot");
+            for (group, &version) in first.iter().enumerate() {
+                self.check_version(group, version, least[group], "a snapshot");
+            }
+            for _ in 0..50 {
+                let (place, group) = (random.below(PLACES), random.below(GROUPS));
+                let found = snapshot.get(key(place, group)).expect("a get");
+                let version = found.map_or(0, |value| version_of(&value));
+                assert_eq!(
+                    version, first[group],
+                    "seed {}: snapshot, group {group}",
+                    self.seed
+                );
+            }
+            let second = self.versions(snapshot.scan(..), !backward, "a snapshot, again");
+            assert_eq!(first, second, "seed {}: a snapshot changed", self.seed);
+        }
+    }
+
+    fn maintain(&self) {
+        let mut random = Random::new(self.seed ^ 0xABCD);
+        while self.is_running() {
+            match random.below(8) {
+                0 => self.db.flush().expect("a flush"),
+                1 => {
+                    let (low, high) = (key(2, 0), key(5, 0));
+                    self.db.compact(&low[..]..&high[..]).expect("a compaction");
+                }
+                2 => self.db.sync().expect("a sync"),
+                3 => self.checkpoint(),
+                _ => std::thread::sleep(Duration::from_millis(random.within(1..20))),
+            }
+        }
+    }
+
+    fn checkpoint(&self) {
+        let number = self.checkpoints.fetch_add(1, Ordering::Relaxed) as u64;
+        let least = self.acknowledged();
+        self.db
+            .checkpoint(self.medium.checkpoint_path(number))
+            .expect("a checkpoint");
+        let copy = self
+            .medium
+            .open_checkpoint(number)
+            .expect("the checkpoint opens");
+        let versions = self.versions(copy.scan(..), false, "a checkpoint");
+        for (group, version) in versions.into_iter().enumerate() {
+            self.check_version(group, version, least[group], "a checkpoint");
+        }
+    }
+}
+
+fn stress(set_name: &str, time: Duration, seed: u64) {
+    let set = OPTION_SETS
+        .iter()
+        .find(|set| set.name == set_name)
+        .expect("an option set");
+    let medium = Medium::new(set);
+    let stress = Stress {
+        db: medium.open().expect("a new store"),
+        medium,
+        groups: (0..GROUPS).map(|_| Group::default()).collect(),
+        stop: AtomicBool::new(false),
+        checkpoints: AtomicUsize::new(0),
+        seed,
+    };
+    let stress = Arc::new(stress);
+    let spawn = |job: Box<dyn FnOnce(&Stress) + Send>| {
+        let stress = stress.clone();
+        std::thread::spawn(move || {
+            /// Ends the others when one fails.
+            struct StopOnPanic(Arc<Stress>);
+            impl Drop for StopOnPanic {
+                fn drop(&mut self) {
+                    if std::thread::panicking() {
+                        self.0.stop.store(true, Ordering::Relaxed);
+                    }
+                }
+            }
+            let stop = StopOnPanic(stress);
+            job(&stop.0);
+        })
+    };
+    let mut threads = Vec::new();
+    for writer in 0..WRITERS {
+        threads.push(spawn(Box::new(move |stress| stress.write(writer))));
+    }
+    for reader in 1..3 {
+        threads.push(spawn(Box::new(move |stress| stress.read(reader))));
+        threads.push(spawn(Box::new(move |stress| stress.scan(reader))));
+    }
+    threads.push(spawn(Box::new(|stress| stress.maintain())));
+    let start = Instant::now();
+    while stress.is_running() && start.elapsed() < time {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    stress.stop.store(true, Ordering::Relaxed);
+    for thread in threads {
+        thread.join().expect("no check fails; the message is above");
+    }
+    let counters = stress.db.stats().counters;
+    let written: u64 = stress.acknowledged().iter().sum();
+    eprintln!(
+        "{set_name}, seed {seed}: {written} batches, {} splits, {} flushes, {} compactions, {} stalls",
+        counters.splits, counters.flushes, counters.compactions, counters.stalls
+    );
+    assert!(counters.flushes > 0 && (counters.splits > 0) == set.splits);
+
+    let versions = stress.versions(stress.db.scan(..), false, "the last scan");
+    let image = stress
+        .medium
+        .has_images()
+        .then(|| stress.medium.kill_image());
+    stress.db.verify().expect("a sound store");
+    stress.db.close().expect("a close");
+    for medium in image.iter().chain([&stress.medium]) {
+        let db = medium.open().expect("a reopen");
+        assert_eq!(
+            stress.versions(db.scan(..), true, "a reopened store"),
+            versions
+        );
+        db.verify().expect("a sound store");
+    }
+}
+
+/// Each option set for the given time; `LIGHTKV_MODEL_STRESS_SECONDS` makes it longer.
+fn stress_sets(names: &[&str]) {
+    let seconds = number_from_environment("LIGHTKV_MODEL_STRESS_SECONDS", 2);
+    let seed = number_from_environment("LIGHTKV_MODEL_SEED", 1);
+    for name in names {
+        stress(name, Duration::from_secs(seconds), seed);
+    }
+}
+
+#[test]
+fn concurrent_batches_are_seen_whole_with_a_journal() {
+    stress_sets(&["journal-tiny", "journal-one-leaf-lz4"]);
+}
+
+#[test]
+fn concurrent_batches_are_seen_whole_with_a_pool() {
+    stress_sets(&["emulated-tiny", "emulated-one-leaf-lz4"]);
+}
+
+#[test]
+fn sequences_depend_on_their_seed_only() {
+    assert_eq!(generator::operations(7), generator::operations(7));
+    assert_ne!(generator::operations(7), generator::operations(8));
+}

@@ -1,0 +1,110 @@
+//! The stores that are killed: where their fresh data lives, and how large their parts are.
+
+use std::path::{Path, PathBuf};
+
+use lightkv::{Options, Tuning};
+
+/// Where fresh data lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Medium {
+    /// A journal in the store's directory.
+    Journal,
+    /// A pool on tmpfs.
+    PoolInMemory,
+    /// A pool in an ordinary file.
+    PoolInFile,
+}
+
+/// How large the store's parts are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Size {
+    /// So small that each cycle splits, flushes, compacts and recycles.
+    Small,
+    /// The smallest budget that is allowed, and otherwise the defaults.
+    Default,
+}
+
+/// A kind of store.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup {
+    pub(crate) medium: Medium,
+    pub(crate) size: Size,
+}
+
+impl Setup {
+    /// As it is passed to the child.
+    pub(crate) fn name(self) -> String {
+        let medium = match self.medium {
+            Medium::Journal => "journal",
+            Medium::PoolInMemory => "pool-in-memory",
+            Medium::PoolInFile => "pool-in-file",
+        };
+        let size = match self.size {
+            Size::Small => "small",
+            Size::Default => "default",
+        };
+        format!("{medium}/{size}")
+    }
+
+    pub(crate) fn from_name(name: &str) -> Self {
+        let mut all = Vec::new();
+        for medium in [Medium::Journal, Medium::PoolInMemory, Medium::PoolInFile] {
+            all.extend([Size::Small, Size::Default].map(|size| Self { medium, size }));
+        }
+        *all.iter()
+            .find(|setup| setup.name() == name)
+            .expect("the name of a setup")
+    }
+
+    /// Keys of each thread.
+    pub(crate) fn keys(self) -> usize {
+        match self.size {
+            Size::Small => 600,
+            Size::Default => 4000,
+        }
+    }
+
+    pub(crate) fn can_sync(self) -> bool {
+        self.medium != Medium::PoolInMemory
+    }
+
+    /// Where the pool's files are kept.
+    pub(crate) fn pool_parent(self) -> PathBuf {
+        let memory = Path::new("/dev/shm");
+        if self.medium == Medium::PoolInMemory && memory.is_dir() {
+            memory.into()
+        } else {
+            std::env::temp_dir()
+        }
+    }
+
+    pub(crate) fn options(self, pool: &Path) -> Options {
+        let tuning = match self.size {
+            Size::Small => Tuning {
+                buffer_bytes: Some(512 << 10),
+                segment_bytes: Some(16 << 10),
+                leaf_entries: Some(64),
+                max_leaf_nodes: Some(48),
+                chunk_bytes: Some(2 << 10),
+                journal_file_bytes: Some(64 << 10),
+                block_bytes: Some(512),
+                large_value_bytes: Some(2500),
+                ..Tuning::default()
+            },
+            Size::Default => Tuning {
+                large_value_bytes: Some(4000),
+                ..Tuning::default()
+            },
+        };
+        let options = Options::new().memory_budget(16 << 20).tuning(tuning);
+        let options = match self.size {
+            Size::Small => options.compaction_size(2),
+            Size::Default => options,
+        };
+        if self.medium == Medium::Journal {
+            options
+        } else {
+            options.pmem_path(pool)
+        }
+    }
+}
