@@ -242,6 +242,9 @@ impl RunHandle {
     pub(crate) fn recovered_records(&self) -> impl Iterator<Item = (u64, Record<'_>)> {
         let mut offset = self.start();
         std::iter::from_fn(move || {
+            if offset == self.end() {
+                return None; // which may be the end of the pool, too
+            }
             // SAFETY: only recovery calls this, before any writer exists.
             let record = unsafe { self.buffer.record_checked(self, offset) }?;
             let at = offset;

@@ -122,3 +122,21 @@ pub(super) enum Operation {
         seed: u64,
     },
 }
+
+impl Operation {
+    /// Bytes of the keys and values it writes.
+    pub(super) fn written_bytes(&self) -> usize {
+        let len = |key: &TestKey, value: Option<&TestValue>| {
+            key.0.len() + value.map_or(0, |value| value.len)
+        };
+        match self {
+            Self::Put { key, value, .. } => len(key, Some(value)),
+            Self::Delete { key, .. } => len(key, None),
+            Self::Batch { writes, .. } => writes
+                .iter()
+                .map(|(key, value)| len(key, value.as_ref()))
+                .sum(),
+            _ => 0,
+        }
+    }
+}

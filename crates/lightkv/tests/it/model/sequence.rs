@@ -54,12 +54,18 @@ struct Runner {
     oracle: Oracle,
     snapshots: [Option<(Snapshot, State)>; SLOTS],
     scans: [Option<HeldScan>; SLOTS],
+    /// Bytes written since a scan was opened.
+    bytes_beside_scans: usize,
     checkpoints: u64,
     events: Events,
     /// Whether an acknowledged write survives power loss, and whether syncs are possible.
     always_safe: bool,
     can_sync: bool,
 }
+
+/// An open scan keeps the buffer space of the partitions it stands in, and this thread would wait for
+/// ever for space that its own scans keep; so they are dropped before so many bytes are written.
+const BYTES_BESIDE_SCANS_MAX: usize = 24 << 10;
 
 /// Runs all operations on a fresh store; `progress` is set to the number of the one being run.
 pub(super) fn run(
@@ -109,6 +115,7 @@ impl Runner {
             oracle: Oracle::default(),
             snapshots: Default::default(),
             scans: Default::default(),
+            bytes_beside_scans: 0,
             checkpoints: 0,
             events: Events::default(),
             always_safe: false,
@@ -133,6 +140,10 @@ impl Runner {
 
     fn step(&mut self, operation: &Operation) -> Checked {
         self.events.operations += 1;
+        self.bytes_beside_scans += operation.written_bytes();
+        if self.bytes_beside_scans > BYTES_BESIDE_SCANS_MAX {
+            self.scans = Default::default();
+        }
         match operation {
             Operation::Put { key, value, sync } => {
                 let bytes = value.bytes();
@@ -196,6 +207,9 @@ impl Runner {
                     return check_scan(self.scan(bounds, *at), left, Walk::Forward, usize::MAX);
                 }
                 let scan = self.scan(bounds, *at);
+                if self.scans.iter().all(Option::is_none) {
+                    self.bytes_beside_scans = 0;
+                }
                 self.scans[*slot] = Some(HeldScan { scan, left });
                 Ok(())
             }

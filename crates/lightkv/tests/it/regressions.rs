@@ -1,0 +1,202 @@
+//! Bugs that were found once, each by the shortest story that shows it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use lightkv::{Db, Options, PoolMedium, Tuning, WriteBatch, WriteOptions};
+use lightkv_pmem::{EmulatedBacking, EmulatedMedium};
+use lightkv_vfs::MemoryVfs;
+
+/// A store in memory, with tiny sizes and one leaf that is linked, never split.
+struct Small {
+    vfs: MemoryVfs,
+    backing: Option<EmulatedBacking>,
+    tuning: Tuning,
+}
+
+impl Small {
+    fn with_journal() -> Self {
+        let tuning = Tuning {
+            buffer_bytes: Some(256 << 10),
+            segment_bytes: Some(16 << 10),
+            chunk_bytes: Some(1 << 10),
+            max_leaf_nodes: Some(1),
+            journal_file_bytes: Some(32 << 10),
+            block_bytes: Some(256),
+            large_value_bytes: Some(2000),
+            ..Tuning::default()
+        };
+        Self {
+            vfs: MemoryVfs::new(),
+            backing: None,
+            tuning,
+        }
+    }
+
+    fn with_pool() -> Self {
+        Self {
+            backing: Some(EmulatedBacking::new()),
+            ..Self::with_journal()
+        }
+    }
+
+    fn open(&self) -> Db {
+        let mut options = Options::new()
+            .memory_budget(16 << 20)
+            .compaction_size(2)
+            .tuning(self.tuning.clone())
+            .vfs(Arc::new(self.vfs.clone()));
+        if let Some(backing) = &self.backing {
+            options = options
+                .pmem_path(PathBuf::from("pool"))
+                .pool_medium(PoolMedium::Emulated(EmulatedMedium::new(backing.clone())));
+        }
+        options.open("/store").unwrap()
+    }
+}
+
+fn key(number: u64) -> String {
+    format!("{number:016}")
+}
+
+/// Memory that waited for the guards of other threads kept the pool open for a while.
+#[test]
+fn a_pool_is_free_as_soon_as_its_store_is_closed() {
+    let small = Small::with_pool();
+    for round in 0..20 {
+        let db = small.open();
+        for number in 0..200 {
+            db.put(key(number), vec![round; 100]).unwrap();
+        }
+        db.flush().unwrap();
+        db.put("last", [round]).unwrap();
+        if round % 2 == 0 {
+            db.close().unwrap();
+        }
+        drop(db);
+        assert_eq!(
+            small.open().get("last").unwrap().as_deref(),
+            Some(&[round][..])
+        );
+    }
+}
+
+/// Frozen leaves stayed in the garbage of the thread that had frozen them; if it did not go on, nobody
+/// ever got their space, and all other writers waited for ever.
+#[test]
+fn the_space_that_an_idle_thread_wrote_is_used_again() {
+    let small = Small::with_journal();
+    let db = small.open();
+    let write = |db: &Db, count| {
+        for number in 0..count {
+            db.put(key(number), [1; 200]).unwrap();
+        }
+    };
+    let (wake, idle) = mpsc::channel::<()>();
+    let (written, wait) = mpsc::channel();
+    let first = std::thread::spawn({
+        let (db, written) = (db.clone(), written.clone());
+        move || {
+            write(&db, 600);
+            written.send(()).unwrap();
+            // Lives on without doing anything.
+            let _ = idle.recv();
+        }
+    });
+    wait.recv().unwrap();
+    std::thread::spawn(move || {
+        write(&db, 10_000);
+        written.send(()).unwrap();
+    });
+    wait.recv_timeout(Duration::from_secs(60))
+        .expect("the second writer stands still");
+    drop(wake);
+    first.join().unwrap();
+}
+
+/// The name of the store's directory was never made durable.
+#[test]
+fn a_power_loss_after_the_first_sync_keeps_the_store() {
+    let mut small = Small::with_journal();
+    let db = small.open();
+    db.put_with("a", "1", WriteOptions::new().sync(true))
+        .unwrap();
+    small.vfs = small.vfs.crash_image(0);
+    drop(db);
+    assert_eq!(small.open().get("a").unwrap().as_deref(), Some(&b"1"[..]));
+}
+
+/// `verify` looked for value files whose last tables had been merged away while it ran.
+#[test]
+fn verify_beside_merges_reports_no_missing_value() {
+    let small = Small::with_journal();
+    let db = small.open();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let start = Instant::now();
+            for round in 0.. {
+                for number in 0..8 {
+                    db.put(key(number), vec![round as u8; 2500]).unwrap();
+                }
+                db.flush().unwrap();
+                if start.elapsed() > Duration::from_secs(1) {
+                    break;
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        while !stop.load(Ordering::Relaxed) {
+            db.verify().unwrap();
+        }
+    });
+}
+
+/// Recovery looked for another record behind the end of the pool.
+#[test]
+fn a_record_that_fills_the_pool_to_its_last_byte_is_recovered() {
+    // The one run of a record takes a quarter of the pool: one of them ends where the pool does.
+    for value_len in 1930..2000 {
+        let small = Small::with_pool();
+        let db = small.open();
+        db.put(key(1), vec![7; value_len]).unwrap();
+        drop(db);
+        assert_eq!(
+            small.open().get(key(1)).unwrap().map(|value| value.len()),
+            Some(value_len)
+        );
+    }
+}
+
+/// A batch entered the new runs of a segment before it had committed its records to the old one. A
+/// scan in between noted that it had seen the old one whole, and the flush, which goes on from what
+/// scans have sorted, left out the rest.
+#[test]
+fn a_scan_in_the_middle_of_a_batch_takes_nothing_from_the_flush() {
+    let small = Small::with_journal();
+    let db = small.open();
+    let stop = AtomicBool::new(false);
+    let batches = 1500;
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    db.scan(..).take(1).for_each(|entry| drop(entry.unwrap()));
+                }
+            });
+        }
+        for batch in 0..batches {
+            let mut writes = WriteBatch::new();
+            for number in 0..20 {
+                writes.put(key(batch * 20 + number), [1; 100]);
+            }
+            db.write(writes).unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    db.flush().unwrap();
+    assert_eq!(db.scan(..).count() as u64, batches * 20);
+}
