@@ -35,7 +35,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use lightkv_vfs::{OpenMode, Vfs, VfsFile};
+use lightkv_vfs::{Mapping, OpenMode, Vfs, VfsFile};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::{JournalError, Result};
@@ -72,7 +72,10 @@ pub(crate) struct PreparedFile {
 enum Fill {
     /// Reserved only: quick, for somebody who waits.
     Allocate,
-    /// Written with zeros: later syncs then change no block map, which makes them cheaper.
+    /// Reserved and faulted in: stores find memory, in a fifth of the time that zeros take.
+    Populate,
+    /// Written with zeros: later syncs then change no block map, which makes them cheaper. For those
+    /// who sync often, and so write slowly enough to wait for it.
     Zeros,
 }
 
@@ -113,6 +116,8 @@ struct PoolState {
     prepared: Option<PreparedFile>,
     is_preparing: bool,
     is_wanted: bool,
+    wanted_fill: Fill,
+    to_populate: Option<Arc<dyn Mapping>>,
     is_closing: bool,
     next_generation: u64,
     next_number: u64,
@@ -136,6 +141,8 @@ impl FilePool {
                 prepared: None,
                 is_preparing: false,
                 is_wanted: false,
+                wanted_fill: Fill::Populate,
+                to_populate: None,
                 is_closing: false,
                 next_generation,
                 next_number,
@@ -188,8 +195,21 @@ impl FilePool {
     }
 
     /// Lets the thread prepare the next file, if it has not yet.
-    pub(crate) fn want_prepared(&self) {
-        self.state.lock().is_wanted = true;
+    pub(crate) fn want_prepared(&self, syncs_often: bool) {
+        let mut state = self.state.lock();
+        state.is_wanted = true;
+        state.wanted_fill = if syncs_often {
+            Fill::Zeros
+        } else {
+            Fill::Populate
+        };
+        drop(state);
+        self.work.notify_one();
+    }
+
+    /// Asks the thread to fault in the rest of a file that is in use.
+    pub(crate) fn want_populated(&self, mapping: Arc<dyn Mapping>) {
+        self.state.lock().to_populate = Some(mapping);
         self.work.notify_one();
     }
 
@@ -296,10 +316,10 @@ impl FilePool {
             .allocate(capacity_bytes)
             .map_err(|error| JournalError::io(path, "allocate", error))
             .and_then(|()| match fill {
-                Fill::Allocate => Ok(()),
+                Fill::Allocate | Fill::Populate => Ok(()),
                 Fill::Zeros => write_zeros(&file, capacity_bytes),
             })
-            .and_then(|()| map(&file, capacity_bytes, fill == Fill::Zeros))
+            .and_then(|()| map(&file, capacity_bytes, fill != Fill::Allocate))
             .and_then(|mapped| self.start(file, mapped, generation, capacity_bytes))
             .and_then(|prepared| {
                 vfs.sync_directory(&self.settings.directory)
@@ -369,7 +389,9 @@ impl FilePool {
     pub(crate) fn run(&self) {
         let mut state = self.state.lock();
         while !state.is_closing {
-            if state.is_wanted && !state.is_preparing {
+            if let Some(mapping) = state.to_populate.take() {
+                parking_lot::MutexGuard::unlocked(&mut state, || mapping.populate());
+            } else if state.is_wanted && !state.is_preparing {
                 state.is_wanted = false;
                 let is_current = state
                     .prepared
@@ -380,7 +402,8 @@ impl FilePool {
                     state.spares.extend(outdated);
                     // An error is not lost: the appender that needs the file tries itself. A failed
                     // sync has poisoned the journal.
-                    let _ = self.prepare_ordinary(&mut state, Fill::Zeros);
+                    let fill = state.wanted_fill;
+                    let _ = self.prepare_ordinary(&mut state, fill);
                 }
             } else if let Some(file) = state.surplus.pop() {
                 parking_lot::MutexGuard::unlocked(&mut state, || self.delete(file));

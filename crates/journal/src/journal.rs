@@ -85,6 +85,8 @@ pub struct Journal {
     commit_ended: Condvar,
     /// [`JournalPosition`] before which all is durable.
     synced: AtomicU64,
+    /// Calls of [`Journal::sync`] since the last file was prepared.
+    syncs_since_prepared: AtomicU64,
     worker: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -100,9 +102,27 @@ struct ActiveFile {
     end_offset: u64,
     /// All before is durable.
     synced_offset: u64,
-    /// Past this offset the next file should be prepared; `u64::MAX` once that was asked for.
-    prepare_at_offset: u64,
+    /// Past this offset the file pool's thread has something to do; see [`Journal::attend`].
+    attend_at_offset: u64,
+    /// What it has to do next.
+    attention: Attention,
 }
+
+/// What an active file wants of the file pool's thread, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attention {
+    /// Fault in what is left of a file that an appender had to make itself.
+    Populate,
+    /// Prepare the next file.
+    Prepare,
+    /// Nothing more.
+    None,
+}
+
+/// A file that is used this far is worth faulting in as a whole.
+const POPULATE_AT_OFFSET: u64 = 256 << 10;
+/// From this many syncs within a file on, its successor is made for cheap syncs.
+const SYNCS_OFTEN: u64 = 256;
 
 #[derive(Debug)]
 struct Appender {
@@ -152,7 +172,8 @@ impl ActiveFile {
             capacity_bytes: prepared.capacity_bytes,
             end_offset: FILE_HEADER_LEN_BYTES as u64,
             synced_offset: FILE_HEADER_LEN_BYTES as u64,
-            prepare_at_offset: prepared.capacity_bytes / 4,
+            attend_at_offset: POPULATE_AT_OFFSET.min(prepared.capacity_bytes / 4),
+            attention: Attention::Populate,
         }
     }
 
@@ -218,6 +239,7 @@ impl Journal {
             commit_ended: Condvar::new(),
             // Recovery has made the whole chain durable, and the new file is empty.
             synced: AtomicU64::new(synced.to_u64()),
+            syncs_since_prepared: AtomicU64::new(0),
             worker: Mutex::new(Some(worker)),
         })
     }
@@ -289,9 +311,8 @@ impl Journal {
         let position = active.end();
         active.end_offset += entry_len;
         let end = active.end();
-        if active.end_offset >= active.prepare_at_offset {
-            active.prepare_at_offset = u64::MAX;
-            self.pool.want_prepared();
+        if active.end_offset >= active.attend_at_offset {
+            self.attend(active);
         }
         appender.counters.entries += 1;
         appender.counters.bytes_appended += entry_len;
@@ -300,6 +321,27 @@ impl Journal {
             position,
             end,
         })
+    }
+
+    /// Has the thread do what an active file wants at its present length.
+    #[cold]
+    fn attend(&self, active: &mut ActiveFile) {
+        match active.attention {
+            Attention::Populate => {
+                active.attention = Attention::Prepare;
+                active.attend_at_offset = active.capacity_bytes / 4;
+                self.pool
+                    .want_populated(Arc::clone(active.mapped.mapping()));
+            }
+            Attention::Prepare => {
+                active.attention = Attention::None;
+                active.attend_at_offset = u64::MAX;
+                // Relaxed: a hint.
+                let syncs = self.syncs_since_prepared.swap(0, Ordering::Relaxed);
+                self.pool.want_prepared(syncs >= SYNCS_OFTEN);
+            }
+            Attention::None => {}
+        }
     }
 
     /// Changes to a file with room for an entry. If that fails, nothing has changed.
@@ -345,6 +387,7 @@ impl Journal {
     /// entries after [`Journal::synced_position`] are durable, and nothing more is accepted until the
     /// journal is opened again.
     pub fn sync(&self, up_to: JournalPosition) -> Result<()> {
+        self.syncs_since_prepared.fetch_add(1, Ordering::Relaxed);
         let mut commit = self.commit.lock();
         loop {
             if self.synced_position() >= up_to {

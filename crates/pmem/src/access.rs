@@ -131,6 +131,21 @@ impl Pool {
         len_bytes
     }
 
+    /// Fetches the lines of a range for the stores that follow soon, where those go through the cache.
+    /// A hint: does nothing for streamed stores, nor for what lies outside of the pool.
+    #[inline]
+    pub fn prefetch_store(&self, offset: u64, len_bytes: u64) {
+        /// Longer ranges are left to the processor, which sees the pattern by then.
+        const LINES_MAX: u64 = 8;
+        if matches!(self.mode, Mode::Nothing | Mode::FenceOnly) && self.contains(offset, len_bytes)
+        {
+            let first = self.base.wrapping_add(offset as usize);
+            for line in 0..len_bytes.div_ceil(LINE_BYTES as u64).min(LINES_MAX) {
+                store::prefetch_store(first.wrapping_add(line as usize * LINE_BYTES));
+            }
+        }
+    }
+
     /// [`Pool::write_record`] for append-only runs: writes whole cache lines only, which is
     /// the fastest way to make a record durable (see [`LineTail`]).
     ///
@@ -180,7 +195,12 @@ impl Pool {
                     pieces.push_into(streamer).finish_line(tail);
                 }
             }
-            Mode::FenceOnly | Mode::Nothing => {
+            Mode::Nothing => {
+                self.counters.add(0, 0, len_bytes);
+                // SAFETY: the range was checked.
+                unsafe { store::copy_pieces(target, header, parts) };
+            }
+            Mode::FenceOnly => {
                 self.counters.add(0, 0, len_bytes);
                 // Here nothing is gained by storing the beginning of the line again, and it would
                 // race with readers of the record before. The tail is not looked at.

@@ -52,18 +52,21 @@ impl Pool {
     /// Grows the pool ahead of need until `units` units of the arena are free, in any places.
     ///
     /// Growing an arena of files takes milliseconds; a background thread that calls this spares
-    /// the writers the wait. False if the pool may not grow that far. Errors as
-    /// [`Pool::allocate`].
+    /// the writers the wait. Volatile memory is faulted in as well. False if the pool may not grow
+    /// that far. Errors as [`Pool::allocate`].
     pub fn reserve(&self, arena: Arena, units: u64) -> Result<bool> {
         loop {
             let extents_seen = {
                 let state = self.arenas[arena.index()].lock();
                 if state.free_units() >= units {
+                    drop(state);
+                    self.populate_volatile();
                     return Ok(true);
                 }
                 state.extents.len()
             };
             if !self.grow(arena, 1, extents_seen)? {
+                self.populate_volatile();
                 return Ok(false);
             }
         }

@@ -131,12 +131,14 @@ impl Mapping {
         unsafe {
             mm::mmap_anonymous(place.cast(), len, ProtFlags::READ | ProtFlags::WRITE, flags)?;
         }
-        if len_bytes >= LARGE_PAGE_BYTES {
-            // A hint only: kernels without large pages refuse it, and nothing is lost.
-            // SAFETY: the advice does not change contents.
-            let _ = unsafe { mm::madvise(place.cast(), len, Advice::LinuxHugepage) };
-        }
         Ok(())
+    }
+
+    /// Asks for large pages where a range of plain DRAM is not faulted in yet. A hint.
+    pub(crate) fn prefer_large_pages(&self, offset: u64, len_bytes: u64) {
+        let (place, len) = self.checked_place(offset, len_bytes);
+        // SAFETY: the advice does not change contents; kernels without large pages refuse it.
+        let _ = unsafe { mm::madvise(place.cast(), len, Advice::LinuxHugepage) };
     }
 
     /// Faults a new extent in, so that the first stores do not pay for it. A hint.
@@ -221,6 +223,8 @@ impl Mapping {
     }
 
     pub(crate) fn populate(&self, _: u64, _: u64) {}
+
+    pub(crate) fn prefer_large_pages(&self, _: u64, _: u64) {}
 
     pub(crate) fn sync(&self, _: u64, _: u64) -> io::Result<()> {
         Ok(())

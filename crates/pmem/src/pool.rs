@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -77,6 +78,10 @@ pub struct Pool {
     pub(crate) base: *mut u8,
     /// Extents cover the range from 0 to here without gaps.
     pub(crate) mapped_bytes: AtomicU64,
+    /// Before this offset plain DRAM was faulted in by [`Pool::reserve`].
+    pub(crate) populated_bytes: AtomicU64,
+    /// Found out when plain DRAM was faulted in.
+    pub(crate) large_pages_are_slow: AtomicBool,
     pub(crate) mode: Mode,
     pub(crate) instructions: Instructions,
     pub(crate) emulation: Option<Emulation>,
@@ -120,6 +125,11 @@ impl std::fmt::Debug for Pool {
             .finish_non_exhaustive()
     }
 }
+
+/// Steps in which plain DRAM is faulted in: each holds the address space's lock for its time.
+const POPULATE_STEP_BYTES: u64 = 4 << 20;
+/// A step that takes longer went below 1.3 GB/s; small pages do better than that nearly everywhere.
+const POPULATE_STEP_SLOW: Duration = Duration::from_millis(3);
 
 impl Pool {
     /// Creates a pool with one extent.
@@ -234,6 +244,8 @@ impl Pool {
         let mut pool = Pool {
             base: mapping.base(),
             mapped_bytes: AtomicU64::new(0),
+            populated_bytes: AtomicU64::new(0),
+            large_pages_are_slow: AtomicBool::new(false),
             mode: if volatile {
                 Mode::Nothing
             } else {
@@ -513,6 +525,36 @@ impl Pool {
         self.format_extent(&header, &path)?;
         self.announce_extent(&header, arena, 0);
         Ok(true)
+    }
+
+    /// Faults in the extents of plain DRAM that were not yet, so that no writer waits for the kernel to
+    /// clear pages.
+    pub(crate) fn populate_volatile(&self) {
+        if self.kind != SourceKind::Volatile {
+            return;
+        }
+        let end = self.size_bytes();
+        // Relaxed: two threads that populate the same range waste time, nothing else.
+        let start = self.populated_bytes.swap(end, Ordering::Relaxed);
+        let mut offset = start;
+        while offset < end {
+            let len_bytes = (end - offset).min(POPULATE_STEP_BYTES);
+            // Large pages make reads faster, but a guest whose host takes free memory back pays for the
+            // first touch of one up to twenty times what it pays for small ones: try, and see.
+            let wants_large = !self.large_pages_are_slow.load(Ordering::Relaxed);
+            if wants_large {
+                self.mapping.prefer_large_pages(offset, len_bytes);
+            }
+            let started = Instant::now();
+            self.mapping.populate(offset, len_bytes);
+            if wants_large
+                && len_bytes == POPULATE_STEP_BYTES
+                && started.elapsed() > POPULATE_STEP_SLOW
+            {
+                self.large_pages_are_slow.store(true, Ordering::Relaxed);
+            }
+            offset += len_bytes;
+        }
     }
 
     /// What the medium is.

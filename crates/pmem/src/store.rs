@@ -217,6 +217,38 @@ pub(crate) unsafe fn append_staged(
     compiler_fence(Ordering::SeqCst);
 }
 
+/// Fetches a cache line for a store. A hint; any address will do.
+#[inline]
+pub(crate) fn prefetch_store(address: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a prefetch accesses nothing and cannot fault.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_ET0 }>(address.cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = address;
+}
+
+/// Copies `header` and `parts` one after the other: for memory that nobody reads after a crash.
+///
+/// # Safety
+///
+/// They must fit into mapped pool memory at `target`.
+#[inline]
+pub(crate) unsafe fn copy_pieces(target: *mut u8, header: &[u8], parts: &[&[u8]]) {
+    // SAFETY: the range is mapped by the contract. The sources are borrowed, and nobody borrows memory
+    // of the pool that is still to be written, so they do not overlap it.
+    unsafe {
+        let mut place = target;
+        place.copy_from_nonoverlapping(header.as_ptr(), header.len());
+        place = place.add(header.len());
+        for part in parts {
+            place.copy_from_nonoverlapping(part.as_ptr(), part.len());
+            place = place.add(part.len());
+        }
+    }
+}
+
 /// Gathers pieces into one range and stores it line by line: past the cache, or through it if
 /// `CACHED` (then the caller flushes).
 ///

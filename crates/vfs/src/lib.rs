@@ -111,6 +111,9 @@ pub trait Mapping: Debug + Send + Sync {
     /// Makes a range, and the file's length, survive power loss: [`VfsFile::sync_data`] without the
     /// cost of what is dirty elsewhere in the file. The range is extended to whole pages.
     fn sync_range(&self, offset: usize, len: usize) -> io::Result<()>;
+    /// Faults all pages in for writing, so that later stores do not wait for it. A hint; safe beside
+    /// stores of other threads.
+    fn populate(&self) {}
     /// Whether the mapping is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0

@@ -16,14 +16,18 @@ fn key(number: u64) -> String {
 fn with_pool(directory: &std::path::Path) -> Options {
     Options::new()
         .pmem_path(directory.join("pool"))
-        .pool_medium(PoolMedium::Emulated(EmulatedMedium::new(EmulatedBacking::untracked())))
+        .pool_medium(PoolMedium::Emulated(EmulatedMedium::new(
+            EmulatedBacking::untracked(),
+        )))
         .memory_budget(64 << 20)
 }
 
 #[test]
 fn a_put_costs_one_fence_and_the_lines_of_its_record_and_one() {
     let directory = tempfile::tempdir().unwrap();
-    let db = with_pool(directory.path()).open(directory.path().join("store")).unwrap();
+    let db = with_pool(directory.path())
+        .open(directory.path().join("store"))
+        .unwrap();
     // The pool grows to its size first: an extent is made durable with fences of its own.
     for number in 0..24_000 {
         db.put(key(number), [1; 1024]).unwrap();
@@ -59,7 +63,9 @@ fn a_put_costs_one_fence_and_the_lines_of_its_record_and_one() {
 #[test]
 fn a_delete_costs_one_fence_and_a_batch_one_for_all() {
     let directory = tempfile::tempdir().unwrap();
-    let db = with_pool(directory.path()).open(directory.path().join("store")).unwrap();
+    let db = with_pool(directory.path())
+        .open(directory.path().join("store"))
+        .unwrap();
     for number in 0..1000 {
         db.put(key(number), "value").unwrap();
     }
@@ -86,8 +92,16 @@ fn check_flushed_reads(db: &Db, records: u64, gets: u64) {
     }
     let hits = db.stats().counters.since(&before);
     assert_eq!(hits.gets_hit, gets);
-    assert!(hits.table_reads > gets / 2, "the cache served nearly all: {}", hits.table_reads);
-    assert!(hits.table_reads * 100 <= gets * 102, "{} reads for {gets} hits", hits.table_reads);
+    assert!(
+        hits.table_reads > gets / 2,
+        "the cache served nearly all: {}",
+        hits.table_reads
+    );
+    assert!(
+        hits.table_reads * 100 <= gets * 102,
+        "{} reads for {gets} hits",
+        hits.table_reads
+    );
     let before = db.stats().counters;
     for _ in 0..gets {
         let number = random.random_range(0..records);
@@ -95,7 +109,11 @@ fn check_flushed_reads(db: &Db, records: u64, gets: u64) {
     }
     let misses = db.stats().counters.since(&before);
     assert_eq!(misses.gets_miss, gets);
-    assert!(misses.table_reads * 1000 <= gets, "{} reads for {gets} misses", misses.table_reads);
+    assert!(
+        misses.table_reads * 1000 <= gets,
+        "{} reads for {gets} misses",
+        misses.table_reads
+    );
     let levels = db.stats().levels;
     assert_eq!(levels.buffer_bytes, 0, "everything is in tables");
     let index_bytes_per_key = levels.index_bytes_flushed as f64 / levels.flushed_keys as f64;
@@ -105,7 +123,10 @@ fn check_flushed_reads(db: &Db, records: u64, gets: u64) {
         hits.table_reads as f64 / gets as f64,
         misses.table_reads as f64 / gets as f64,
     );
-    assert!(index_bytes_per_key <= 8.0, "{index_bytes_per_key} index bytes a key");
+    assert!(
+        index_bytes_per_key <= 8.0,
+        "{index_bytes_per_key} index bytes a key"
+    );
 }
 
 #[test]
@@ -113,16 +134,24 @@ fn a_flushed_hit_costs_one_read_and_a_miss_none() {
     for pool in [false, true] {
         for (records, value_bytes, merged) in [(50_000, 1024, false), (100_000, 300, true)] {
             let directory = tempfile::tempdir().unwrap();
-            let options = if pool { with_pool(directory.path()) } else { Options::new() };
+            let options = if pool {
+                with_pool(directory.path())
+            } else {
+                Options::new()
+            };
             let db = options
                 .memory_budget(16 << 20)
-                .tuning(Tuning { buffer_bytes: Some(16 << 20), ..Tuning::default() })
+                .tuning(Tuning {
+                    buffer_bytes: Some(16 << 20),
+                    ..Tuning::default()
+                })
                 .open(directory.path().join("store"))
                 .unwrap();
             for number in 0..records {
                 // Multiplication by an odd number permutes the numbers: an order without order.
                 let number = (number * 48_271) % records;
-                db.put(key(number * 2), vec![number as u8; value_bytes]).unwrap();
+                db.put(key(number * 2), vec![number as u8; value_bytes])
+                    .unwrap();
             }
             db.flush().unwrap();
             if merged {

@@ -31,29 +31,35 @@ fn key(number: u64) -> Vec<u8> {
 
 /// Sizes that let a few hundred writes meet every mechanism.
 fn small_options() -> Options {
-    Options::new().memory_budget(16 << 20).compaction_size(2).tuning(Tuning {
-        buffer_bytes: Some(256 << 10),
-        segment_bytes: Some(8 << 10),
-        leaf_entries: Some(64),
-        max_leaf_nodes: Some(16),
-        chunk_bytes: Some(2 << 10),
-        journal_file_bytes: Some(32 << 10),
-        block_bytes: Some(256),
-        large_value_bytes: Some(3000),
-        ..Tuning::default()
-    })
+    Options::new()
+        .memory_budget(16 << 20)
+        .compaction_size(2)
+        .tuning(Tuning {
+            buffer_bytes: Some(256 << 10),
+            segment_bytes: Some(8 << 10),
+            leaf_entries: Some(64),
+            max_leaf_nodes: Some(16),
+            chunk_bytes: Some(2 << 10),
+            journal_file_bytes: Some(32 << 10),
+            block_bytes: Some(256),
+            large_value_bytes: Some(3000),
+            ..Tuning::default()
+        })
 }
 
 /// A store in memory.
 fn open_memory(vfs: &MemoryVfs) -> lightkv::Result<Db> {
-    small_options().vfs(std::sync::Arc::new(vfs.clone())).open("/store")
+    small_options()
+        .vfs(std::sync::Arc::new(vfs.clone()))
+        .open("/store")
 }
 
 /// Puts that must be acknowledged.
 fn fill(db: &Db, model: &mut Model, numbers: impl IntoIterator<Item = u64>, round: u64) {
     for number in numbers {
         let value = format!("{round} {number} {}", "v".repeat((number % 97) as usize)).into_bytes();
-        db.put(key(number), &value).unwrap_or_else(|error| panic!("put {number}: {error}"));
+        db.put(key(number), &value)
+            .unwrap_or_else(|error| panic!("put {number}: {error}"));
         model.insert(key(number), value);
     }
 }
@@ -121,7 +127,10 @@ impl Mounted {
     /// Mounts it again with other options.
     fn remount(&self, options: &str) -> bool {
         let options = format!("remount,{options}");
-        let output = Command::new("mount").args(["-o", &options]).arg(self.path()).output();
+        let output = Command::new("mount")
+            .args(["-o", &options])
+            .arg(self.path())
+            .output();
         output.is_ok_and(|output| output.status.success())
     }
 }

@@ -1,7 +1,7 @@
 //! Integration tests of the store.
 
 mod basics;
-mod faults;
 mod costs;
+mod faults;
 mod model;
 mod regressions;

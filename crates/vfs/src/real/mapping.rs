@@ -44,14 +44,14 @@ impl SharedMapping {
             .ok_or_else(|| io::Error::other("the kernel mapped a file at address zero"))?;
         let mapping = SharedMapping { start, len };
         if populate {
-            mapping.populate();
+            mapping.fault_in();
         }
         Ok(mapping)
     }
 
     /// Faults all pages in for writing. MAP_POPULATE would only fault them in for reading, because
     /// the mapping is shared. Only saves time: an old kernel that lacks it is no error.
-    fn populate(&self) {
+    fn fault_in(&self) {
         // SAFETY: The range is this mapping, and the advice changes none of its bytes.
         let _ = unsafe {
             rustix::mm::madvise(
@@ -76,6 +76,10 @@ impl Drop for SharedMapping {
 }
 
 impl Mapping for SharedMapping {
+    fn populate(&self) {
+        self.fault_in();
+    }
+
     fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }

@@ -55,6 +55,8 @@ struct Queue {
 enum Job {
     Flush(Arc<Partition>),
     Compact(Arc<Partition>),
+    /// Let the pool grow ahead of its users.
+    Grow,
     /// Freeze a partition: the buffer or the journal is over its mark.
     Relieve,
 }
@@ -172,6 +174,7 @@ impl Background {
             let result = catch_unwind(AssertUnwindSafe(|| match &job {
                 Job::Flush(partition) => store.flush_partition(partition),
                 Job::Compact(partition) => store.compact_partition(partition),
+                Job::Grow => store.buffer.grow_ahead(),
                 Job::Relieve => store.freeze_for_space(),
             }))
             .unwrap_or_else(|_| {
@@ -192,6 +195,8 @@ impl Background {
             }
             let job = if store.health.poisoned().is_some() {
                 None
+            } else if !may_compact && store.buffer.wants_growth() {
+                Some(Job::Grow)
             } else if let Some(at) = queue
                 .flushes
                 .iter()
@@ -222,7 +227,7 @@ impl Background {
         queue.running -= 1;
         match result {
             Ok(()) => {
-                if !matches!(job, Job::Relieve) {
+                if !matches!(job, Job::Relieve | Job::Grow) {
                     queue.no_space = None;
                 }
             }
@@ -233,7 +238,7 @@ impl Background {
                 match job {
                     Job::Flush(partition) => queue.flushes.push_front(partition),
                     Job::Compact(partition) => queue.compactions.push_front(partition),
-                    Job::Relieve => {}
+                    Job::Relieve | Job::Grow => {}
                 }
                 self.room.notify_all();
                 self.ended.notify_all();

@@ -16,6 +16,12 @@ use super::record_layout::{
 };
 use crate::{Error, Result};
 
+/// From this much use on the pool grows ahead of its users.
+const AHEAD_FROM_BYTES: u64 = 1 << 20;
+/// How far, at least and at most.
+const AHEAD_BYTES_MIN: u64 = 16 << 20;
+const AHEAD_BYTES_MAX: u64 = 128 << 20;
+
 /// Kind code of runs that hold records, in the pool's allocation table.
 const RUN_KIND_RECORDS: u8 = 1;
 
@@ -29,6 +35,8 @@ pub(crate) struct WriteBuffer {
     chunk_bytes: u64,
     limit_bytes: u64,
     used_bytes: AtomicU64,
+    /// When this much is used, the pool should grow ahead of its users again.
+    ahead_mark_bytes: AtomicU64,
     /// Set before the store goes away: what is still allocated stays so, for the next open. Held to free
     /// a run, because memory that waits for guards is dropped by any thread at any time, and another
     /// handle may own the pool as soon as this is set.
@@ -61,6 +69,7 @@ impl WriteBuffer {
             chunk_bytes,
             limit_bytes,
             used_bytes: AtomicU64::new(0),
+            ahead_mark_bytes: AtomicU64::new(AHEAD_FROM_BYTES),
             retired: RwLock::new(false),
         })
     }
@@ -71,6 +80,31 @@ impl WriteBuffer {
 
     pub(crate) fn limit_bytes(&self) -> u64 {
         self.limit_bytes
+    }
+
+    /// Whether [`WriteBuffer::grow_ahead`] has something to do.
+    #[inline]
+    pub(crate) fn wants_growth(&self) -> bool {
+        self.used_bytes() >= self.ahead_mark_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Makes the pool larger before its users need it: creating an extent, and the first touch of its
+    /// memory, take milliseconds. Only what a fast writer fills meanwhile, so that small stores stay small.
+    pub(crate) fn grow_ahead(&self) -> Result<()> {
+        let used = self.used_bytes();
+        if used >= self.limit_bytes {
+            self.ahead_mark_bytes.store(u64::MAX, Ordering::Relaxed);
+            return Ok(());
+        }
+        let ahead = used
+            .clamp(AHEAD_BYTES_MIN, AHEAD_BYTES_MAX)
+            .min(self.limit_bytes - used);
+        // Before the work, which takes a while: writers shall not ask again meanwhile.
+        self.ahead_mark_bytes
+            .store(used + ahead / 2, Ordering::Relaxed);
+        self.pool
+            .reserve(Arena::Segments, ahead / self.chunk_bytes)?;
+        Ok(())
     }
 
     /// Bytes handed out.

@@ -49,12 +49,15 @@ const OWN_NAMES: [&str; 5] = [
     "CURRENT.tmp",
 ];
 
+/// In the manifest of a new store. With a pool it says that the pool may not exist yet.
+const FIRST_FILE_NUMBER: u64 = 1;
+
 /// Opens or creates a store; no background thread runs yet.
 pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
     let vfs = options.vfs.clone();
     let lock = lock(vfs.as_ref(), directory, options.create_if_missing)?;
     let manifest = open_manifest(&vfs, directory, options)?;
-    let state = manifest.state(ManifestState::clone);
+    let mut state = manifest.state(ManifestState::clone);
     check_state(&state, directory, options)?;
     for name in ["tables", "values", JOURNAL_DIRECTORY] {
         if name == JOURNAL_DIRECTORY && state.pool_identity != 0 {
@@ -85,6 +88,14 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
         live: Mutex::new(HashMap::new()),
     });
     let buffer = open_buffer(&state, &sizes, options)?;
+    if state.pool_identity != 0 && state.next_file_number == FIRST_FILE_NUMBER {
+        // The pool exists: from now on a missing one is a lost one.
+        state.next_file_number += 1;
+        manifest.commit(ManifestEdit {
+            next_file_number: Some(state.next_file_number),
+            ..ManifestEdit::default()
+        })?;
+    }
     let store = Arc::new(Store::new(StoreParts {
         directory: directory.to_path_buf(),
         pool_directory: options.pmem_path.clone(),
@@ -136,7 +147,10 @@ fn lock(vfs: &dyn Vfs, directory: &Path, create: bool) -> Result<Box<dyn FileLoc
             .list(directory)
             .map_err(|error| io(directory, "list", error))?;
         let stranger = entries.iter().find(|entry| {
-            !OWN_NAMES.contains(&entry.name.as_str()) && !entry.name.starts_with("MANIFEST-")
+            // `CURRENT` can only be that of someone who creates the same store at this moment.
+            !OWN_NAMES.contains(&entry.name.as_str())
+                && entry.name != "CURRENT"
+                && !entry.name.starts_with("MANIFEST-")
         });
         if let Some(stranger) = stranger {
             return Err(Error::Foreign {
@@ -171,7 +185,7 @@ fn open_manifest(vfs: &Arc<dyn Vfs>, directory: &Path, options: &Options) -> Res
         } else {
             0
         },
-        next_file_number: 1,
+        next_file_number: FIRST_FILE_NUMBER,
         ..ManifestState::default()
     };
     Manifest::create(vfs, directory, state)
@@ -232,7 +246,7 @@ fn pool_options(state: &ManifestState, sizes: &Sizes, options: &Options) -> Pool
         identity: state.store_identity,
         engine_kind: options.engine.code(),
         max_bytes,
-        extent_bytes: max_bytes.min(64 << 20),
+        extent_bytes: max_bytes.min(32 << 20),
         segment_unit_bytes: sizes.chunk_bytes as u32,
         block_unit_bytes: 0,
     }
@@ -246,8 +260,8 @@ fn open_buffer(
     let pool_options = pool_options(state, sizes, options);
     let persistent = options.pmem_path.is_some();
     // The manifest of a new store is durable before its pool exists, so a crash in between leaves a store
-    // that knows its pool and has none yet. One that has been written to must have it.
-    let is_new = persistent && state.last_sequence == 0 && state.tables.is_empty();
+    // that knows its pool and has none yet. One that was opened before must have it.
+    let is_new = persistent && state.next_file_number == FIRST_FILE_NUMBER;
     let pool = if persistent && !(is_new && is_pool_missing(options)?) {
         Pool::open(pool_options)?
     } else {

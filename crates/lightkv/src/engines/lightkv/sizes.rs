@@ -35,6 +35,9 @@ pub(crate) struct Sizes {
 /// Fewest entries a leaf is split at: below, a split would only make tiny partitions of huge records.
 pub(crate) const SPLIT_ENTRIES_MIN: usize = 8;
 
+/// Address space is reserved for the whole buffer; a budget without bounds must not ask for all of it.
+const BUFFER_BYTES_MAX: u64 = 1 << 40;
+
 impl Sizes {
     /// With a journal, 40 % of the budget buffer records, at most 20 % are resident journal, 15 % cache
     /// blocks; the rest is for indexes and for the work of flushes and compactions. A pool costs no
@@ -42,7 +45,9 @@ impl Sizes {
     pub(crate) fn new(options: &Options) -> Self {
         let tuning = &options.tuning;
         let budget = options.memory_budget_bytes;
-        let buffer_bytes = tuning.buffer_bytes.unwrap_or(budget / 10 * 4);
+        let buffer_bytes = tuning
+            .buffer_bytes
+            .unwrap_or((budget / 10 * 4).min(BUFFER_BYTES_MAX));
         let chunk_bytes = u64::from(tuning.chunk_bytes.unwrap_or_else(|| {
             // Half a chunk of each partition is unused on average; partitions are buffer / 1 MiB.
             if buffer_bytes >= 256 << 20 {

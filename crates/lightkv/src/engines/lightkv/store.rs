@@ -296,6 +296,9 @@ impl Drop for Store {
         self.buffer.retire();
         // SAFETY: the store is going away, so no thread can load the tree any more.
         drop(unsafe { tree.into_owned() });
+        self.tables.forget_all();
+        // What guards held back keeps memory, files and the space of removed files.
+        super::flush::collect_garbage();
     }
 }
 

@@ -44,6 +44,14 @@ impl TableContext {
         }
     }
 
+    /// Forgets all tables when the store goes away: each of them holds this context, so none of them,
+    /// nor its open file, would ever be dropped.
+    pub(crate) fn forget_all(&self) {
+        // Dropped after the lock, as above.
+        let tables = std::mem::take(&mut *self.live.lock());
+        drop(tables);
+    }
+
     /// All live tables.
     pub(crate) fn all(&self) -> Vec<Arc<Table>> {
         self.live.lock().values().cloned().collect()

@@ -98,6 +98,11 @@ impl Store {
             if writer.dead {
                 continue;
             }
+            // The misses of a put in parallel: the buckets, and the lines that take the record.
+            writer.top.index.prefetch(operation.signature);
+            self.buffer
+                .pool()
+                .prefetch_store(writer.cursor, record_bytes);
             match self.make_room(partition, &mut writer, operation, record_bytes, &guard)? {
                 Room::Ready => break self.append(operation, record_bytes, &mut writer)?,
                 Room::Replaced => {}
@@ -208,6 +213,11 @@ impl Store {
         writer.top.segment.note(record_bytes, sequence, start);
         writer.cursor = offset + record_bytes;
         drop(announcement);
+        // Unlocking waits for stores, and so for lines that are not in the cache: the next record of this
+        // partition finds its own there.
+        self.buffer
+            .pool()
+            .prefetch_store(writer.cursor, record_bytes);
         Ok(end)
     }
 
@@ -553,7 +563,22 @@ impl Store {
         let number = self.new_file_number();
         let path = value_path(&self.directory, number);
         let identity = self.tables.store_identity;
-        let reference = value_file::write(self.vfs.as_ref(), &path, identity, number, value, true)?;
+        let reference = value_file::write(self.vfs.as_ref(), &path, identity, number, value, true)
+            .inspect_err(|error| {
+                // Without space, or without the file, nothing happened. What a failed write or sync
+                // left on the medium is unknown.
+                let is_harmless = matches!(
+                    error,
+                    Error::NoSpace { .. }
+                        | Error::Io {
+                            operation: "create",
+                            ..
+                        }
+                );
+                if !is_harmless {
+                    self.health.poison(error);
+                }
+            })?;
         self.counters
             .value_bytes_written
             .fetch_add(value.len() as u64, Ordering::Relaxed);

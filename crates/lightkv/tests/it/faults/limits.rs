@@ -28,7 +28,8 @@ fn empty_and_longest_keys_work_and_longer_ones_are_refused() {
         };
         db.put("", "empty key").unwrap();
         db.put(&longest, "longest key").unwrap();
-        db.put([&longest[1..], b"a"].concat(), "almost the same").unwrap();
+        db.put([&longest[1..], b"a"].concat(), "almost the same")
+            .unwrap();
         db.put("empty value", "").unwrap();
         refused(db.put(&too_long, "v"));
         refused(db.delete(&too_long));
@@ -99,14 +100,24 @@ fn values_of_all_lengths_work() {
     let mebibyte = 1 << 20;
     let around = [512 << 10, mebibyte];
     let mut lengths = vec![0, 1, 4095, 4096, 4097, 65_536, 300_000, 3 * mebibyte + 1];
-    lengths.extend(around.iter().flat_map(|&at| [at - 300, at - 64, at - 1, at, at + 1]));
+    lengths.extend(
+        around
+            .iter()
+            .flat_map(|&at| [at - 300, at - 64, at - 1, at, at + 1]),
+    );
     for len_bytes in lengths {
-        let value: Vec<u8> = (0..len_bytes).map(|at: usize| (at * 31 >> 3) as u8).collect();
+        let value: Vec<u8> = (0..len_bytes)
+            .map(|at: usize| (at * 31 >> 3) as u8)
+            .collect();
         let key = format!("{len_bytes:010}").into_bytes();
-        db.put(&key, &value).unwrap_or_else(|error| panic!("{len_bytes} bytes: {error}"));
+        db.put(&key, &value)
+            .unwrap_or_else(|error| panic!("{len_bytes} bytes: {error}"));
         let mut batch = WriteBatch::new();
-        batch.put([&key[..], b"b"].concat(), &value).put([&key[..], b"c"].concat(), b"beside");
-        db.write(batch).unwrap_or_else(|error| panic!("{len_bytes} bytes in a batch: {error}"));
+        batch
+            .put([&key[..], b"b"].concat(), &value)
+            .put([&key[..], b"c"].concat(), b"beside");
+        db.write(batch)
+            .unwrap_or_else(|error| panic!("{len_bytes} bytes in a batch: {error}"));
         model.insert([&key[..], b"b"].concat(), value.clone());
         model.insert([&key[..], b"c"].concat(), b"beside".to_vec());
         model.insert(key, value);
@@ -167,11 +178,18 @@ fn batches_work_up_to_their_limit_and_are_refused_beyond_it() {
             round += 1;
             let before: Model = db
                 .scan(..)
-                .map(|entry| entry.map(|(key, value)| (key.to_vec(), value.to_vec())).unwrap())
+                .map(|entry| {
+                    entry
+                        .map(|(key, value)| (key.to_vec(), value.to_vec()))
+                        .unwrap()
+                })
                 .collect();
             match db.write(batch(middle, round)) {
                 Ok(()) => fits = middle,
-                Err(Error::BatchTooLarge { len_bytes, limit_bytes }) => {
+                Err(Error::BatchTooLarge {
+                    len_bytes,
+                    limit_bytes,
+                }) => {
                     assert!(len_bytes > limit_bytes && len_bytes > middle);
                     refused = middle;
                     check(&db, &before);
@@ -183,7 +201,10 @@ fn batches_work_up_to_their_limit_and_are_refused_beyond_it() {
         db.compact(..).unwrap();
         db.write(batch(fits, 255)).unwrap();
         assert_eq!(db.scan(..).count(), fits.div_ceil(1000));
-        assert!(db.scan(..).all(|entry| entry.unwrap().1.iter().all(|&byte| byte == 255)));
+        assert!(
+            db.scan(..)
+                .all(|entry| entry.unwrap().1.iter().all(|&byte| byte == 255))
+        );
         db.close().unwrap();
     }
 }
@@ -195,7 +216,10 @@ fn batches_of_many_operations_work() {
     let mut batch = WriteBatch::new();
     let mut model = Model::new();
     for number in 0..20_000_u32 {
-        batch.put(number.to_be_bytes(), "").put("one", number.to_string()).delete("two");
+        batch
+            .put(number.to_be_bytes(), "")
+            .put("one", number.to_string())
+            .delete("two");
         model.insert(number.to_be_bytes().to_vec(), Vec::new());
     }
     model.insert(b"one".to_vec(), b"19999".to_vec());
