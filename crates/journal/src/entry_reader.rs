@@ -16,6 +16,8 @@ use crate::journal_layout::{
 
 /// Bytes read at once.
 const WINDOW_LEN_BYTES: usize = 1 << 20;
+/// How far the device is told to read ahead of a window.
+const READ_AHEAD_BYTES: u64 = 4 << 20;
 
 /// What is at a place in a file.
 #[derive(Debug, PartialEq, Eq)]
@@ -66,6 +68,9 @@ impl<'a> EntryReader<'a> {
             let window_len = rest_len.min(len.max(WINDOW_LEN_BYTES) as u64) as usize;
             self.window.resize(window_len, 0);
             self.window_offset = offset;
+            // The device reads on while the entries of this window are replayed.
+            self.file
+                .will_read(offset + window_len as u64, READ_AHEAD_BYTES);
             let outcome = self.file.read_exact_at(&mut self.window, offset);
             if outcome.is_err() {
                 self.window.clear();

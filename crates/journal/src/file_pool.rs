@@ -67,6 +67,9 @@ pub(crate) struct PreparedFile {
     pub(crate) capacity_bytes: u64,
 }
 
+/// Exists after a failed sync, until a recovery has read what the medium really holds.
+pub(crate) const SYNC_FAILED_NAME: &str = "sync-failed";
+
 /// How the blocks of a new file are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fill {
@@ -118,6 +121,8 @@ struct PoolState {
     is_wanted: bool,
     wanted_fill: Fill,
     to_populate: Option<Arc<dyn Mapping>>,
+    /// Mappings of full files: nobody stores to them before they are recycled.
+    to_release: Vec<Arc<dyn Mapping>>,
     is_closing: bool,
     next_generation: u64,
     next_number: u64,
@@ -143,6 +148,7 @@ impl FilePool {
                 is_wanted: false,
                 wanted_fill: Fill::Populate,
                 to_populate: None,
+                to_release: Vec::new(),
                 is_closing: false,
                 next_generation,
                 next_number,
@@ -187,6 +193,10 @@ impl FilePool {
 
     /// Ends all acknowledgements for good, because of a failed write or sync.
     pub(crate) fn poison(&self, path: &Path, operation: &str, error: &std::io::Error) {
+        // For the next recovery, which must not believe the page cache then. Best effort, and enough: the
+        // mark has to outlive the process, as the page cache does, not a power loss, which ends both.
+        let mark = self.settings.directory.join(SYNC_FAILED_NAME);
+        let _ = self.settings.vfs.open(&mark, OpenMode::CreateTruncate);
         // The first cause is the one worth reporting; later ones follow from it.
         let _ = self.poison.set(Poison {
             path: path.to_path_buf(),
@@ -204,6 +214,12 @@ impl FilePool {
             Fill::Populate
         };
         drop(state);
+        self.work.notify_one();
+    }
+
+    /// Tells that a file is full: until it is recycled its pages need not count as this process's memory.
+    pub(crate) fn want_released(&self, mapping: Arc<dyn Mapping>) {
+        self.state.lock().to_release.push(mapping);
         self.work.notify_one();
     }
 
@@ -342,7 +358,11 @@ impl FilePool {
     fn reuse(&self, spare: JournalFile, generation: u64) -> Result<PreparedFile> {
         let path = spare.path().to_path_buf();
         let mapped = match spare.mapped {
-            Some(mapped) => Ok(mapped),
+            Some(mapped) => {
+                // Its pages were released when it was full.
+                mapped.mapping().populate();
+                Ok(mapped)
+            }
             // Found at recovery. Faulted in at once, because a store to a page that is not in memory
             // would make an appender wait for a read.
             None => map(&spare.file, spare.capacity_bytes, true),
@@ -391,6 +411,8 @@ impl FilePool {
         while !state.is_closing {
             if let Some(mapping) = state.to_populate.take() {
                 parking_lot::MutexGuard::unlocked(&mut state, || mapping.populate());
+            } else if let Some(mapping) = state.to_release.pop() {
+                parking_lot::MutexGuard::unlocked(&mut state, || mapping.release());
             } else if state.is_wanted && !state.is_preparing {
                 state.is_wanted = false;
                 let is_current = state

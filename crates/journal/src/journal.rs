@@ -363,6 +363,7 @@ impl Journal {
             .active
             .seal(next.generation, self.synced_position());
         let full = std::mem::replace(&mut appender.active, next);
+        self.pool.want_released(Arc::clone(full.mapped.mapping()));
         let unsynced = full.unsynced(full.end_offset + SEAL_LEN_BYTES);
         appender.unsynced.push_back(unsynced);
         appender.live.push_back(LiveFile {

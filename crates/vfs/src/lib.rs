@@ -92,6 +92,8 @@ pub trait VfsFile: Debug + Send + Sync {
     fn start_writeback(&self, offset: u64, len: u64) -> io::Result<()>;
     /// Tells that a range will not be read soon and need not stay in the page cache. A hint.
     fn drop_from_cache(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Tells that a range will be read soon, so that reading it can start at once. A hint.
+    fn will_read(&self, _offset: u64, _len: u64) {}
     /// Maps the first `len` bytes, shared and writable; the file must be at least that long and
     /// should have been [allocated](VfsFile::allocate). `populate` faults all pages in for writing,
     /// which makes them dirty.
@@ -114,6 +116,9 @@ pub trait Mapping: Debug + Send + Sync {
     /// Faults all pages in for writing, so that later stores do not wait for it. A hint; safe beside
     /// stores of other threads.
     fn populate(&self) {}
+    /// Takes the pages out of this process's memory; they stay the file's, in the page cache or on the disk,
+    /// and come back at the next access. A hint.
+    fn release(&self) {}
     /// Whether the mapping is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0

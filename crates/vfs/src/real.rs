@@ -100,7 +100,7 @@ impl Vfs for RealVfs {
         // flock and not fcntl: it belongs to the open file and not to the process, so a second open
         // inside this process conflicts too, and closing an unrelated handle does not release it.
         retry_interrupted(|| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive))?;
-        Ok(Box::new(RealLock { _file: file }))
+        Ok(Box::new(RealLock { file }))
     }
 
     fn available_bytes(&self, path: &Path) -> io::Result<u64> {
@@ -109,10 +109,18 @@ impl Vfs for RealVfs {
     }
 }
 
-/// Holds the descriptor whose closing releases the lock.
+/// Holds the descriptor that the lock belongs to.
 #[derive(Debug)]
 struct RealLock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for RealLock {
+    fn drop(&mut self) {
+        // Closing is not enough: a process that another thread has just forked shares the open file until
+        // it executes its program, and the lock would live on there.
+        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+    }
 }
 
 impl FileLock for RealLock {}
@@ -178,6 +186,13 @@ impl VfsFile for RealFile {
         };
         rustix::fs::fadvise(&self.file, offset, Some(len), Advice::DontNeed)?;
         Ok(())
+    }
+
+    fn will_read(&self, offset: u64, len: u64) {
+        if let Some(len) = NonZeroU64::new(len) {
+            // Only a hint: without it the read takes longer.
+            let _ = rustix::fs::fadvise(&self.file, offset, Some(len), Advice::WillNeed);
+        }
     }
 
     fn map(&self, len: usize, populate: bool) -> io::Result<Box<dyn Mapping>> {

@@ -96,7 +96,10 @@ fn files_below(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
         if path.is_dir() {
             files.extend(files_below(&path));
         } else {
-            files.insert(path.clone(), std::fs::read(&path).unwrap());
+            // An open store may remove a file meanwhile.
+            if let Ok(bytes) = std::fs::read(&path) {
+                files.insert(path, bytes);
+            }
         }
     }
     files
@@ -137,6 +140,9 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.path()).output();
+        let _ = Command::new("umount")
+            .arg("--lazy")
+            .arg(self.path())
+            .output();
     }
 }

@@ -80,6 +80,17 @@ impl Mapping for SharedMapping {
         self.fault_in();
     }
 
+    fn release(&self) {
+        if self.len == 0 {
+            return;
+        }
+        // SAFETY: the range is this mapping. For a shared mapping of a file the advice only forgets where
+        // the pages are: the contents are the file's, and an access finds them again.
+        let _ = unsafe {
+            rustix::mm::madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxDontNeed)
+        };
+    }
+
     fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }

@@ -223,6 +223,10 @@ impl Background {
     }
 
     fn finish(&self, store: &Store, job: Job, result: Result<()>) {
+        if matches!(result, Err(Error::NoSpace { .. })) {
+            // Removed files keep their space until the last guard that could reach them is gone.
+            super::flush::collect_garbage();
+        }
         let mut queue = self.queue.lock();
         queue.running -= 1;
         match result {
@@ -262,7 +266,7 @@ impl Background {
 /// Whether an error says that stored bytes cannot be read, rather than that new ones cannot be written.
 fn is_unreadable(error: &Error) -> bool {
     match error {
-        Error::Corruption { .. } => true,
+        Error::Corruption { .. } | Error::Foreign { .. } | Error::NewerVersion { .. } => true,
         Error::Io { operation, .. } => matches!(*operation, "read" | "open"),
         _ => false,
     }

@@ -55,7 +55,6 @@ fn tuning(
         journal_file_bytes: Some(journal_file_bytes),
         block_bytes: Some(block_bytes),
         large_value_bytes: Some(2000),
-        ..Tuning::default()
     }
 }
 
