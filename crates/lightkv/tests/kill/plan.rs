@@ -33,7 +33,7 @@ impl Plan {
 
     fn random(&self, number: u64, purpose: u64) -> Random {
         Random::new(mix(
-            self.seed ^ mix(number ^ mix(purpose << 8 | self.thread as u64))
+            self.seed ^ mix(number ^ mix((purpose << 8) | self.thread as u64))
         ))
     }
 
@@ -50,7 +50,7 @@ impl Plan {
         key.extend_from_slice(&(index as u32).to_be_bytes());
         key.push(self.thread as u8);
         key.resize(
-            key.len() + random.below(40) as usize * usize::from(index % 3 == 0),
+            key.len() + random.below(40) as usize * usize::from(index.is_multiple_of(3)),
             b'.',
         );
         key

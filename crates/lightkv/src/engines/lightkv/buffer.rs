@@ -179,7 +179,7 @@ impl WriteBuffer {
                     + record_len(fields.key.len(), fields.value.len(), fields.batch.is_some())
                     <= run.end()
         );
-        let place = self.persistent.then(|| Place {
+        let place = self.persistent.then_some(Place {
             pool_identity: self.pool_identity,
             generation: run.run.generation,
             offset,
@@ -331,8 +331,11 @@ pub(crate) struct Segment {
     /// Journal position of its oldest record; `u64::MAX` while it has none.
     journal_start: AtomicU64,
     /// Value files that only records of this segment refer to, and that no table needs.
-    obsolete_files: Mutex<Option<(Arc<dyn Vfs>, Vec<PathBuf>)>>,
+    obsolete_files: Mutex<Option<ObsoleteFiles>>,
 }
+
+/// Files to remove, and the file system they are in.
+type ObsoleteFiles = (Arc<dyn Vfs>, Vec<PathBuf>);
 
 /// How far a sorted view has read a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

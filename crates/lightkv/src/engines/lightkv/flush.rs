@@ -67,7 +67,7 @@ impl Store {
             Some(partition) => {
                 let mut writer = partition.lock();
                 if !writer.dead {
-                    self.freeze(&partition, &mut writer, &guard);
+                    self.freeze(partition, &mut writer, &guard);
                 }
             }
             None => {

@@ -81,7 +81,7 @@ impl PartitionScan {
             };
             if listed.table.overlaps(lower, upper) {
                 let source = TableSource::new(&listed.table, sequence_max, direction, at)?;
-                sources.push(ScanSource::Table(source));
+                sources.push(ScanSource::Table(Box::new(source)));
             }
         }
         let next = match direction {

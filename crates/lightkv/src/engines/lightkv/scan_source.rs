@@ -20,7 +20,7 @@ pub(crate) enum Direction {
 /// A leaf or a table, placed at a key that has a version visible at the scan's moment, or exhausted.
 pub(crate) enum ScanSource {
     Leaf(LeafSource),
-    Table(TableSource),
+    Table(Box<TableSource>),
 }
 
 impl ScanSource {

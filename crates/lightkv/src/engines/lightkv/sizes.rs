@@ -48,13 +48,11 @@ impl Sizes {
         let buffer_bytes = tuning
             .buffer_bytes
             .unwrap_or((budget / 10 * 4).min(BUFFER_BYTES_MAX));
-        let chunk_bytes = u64::from(tuning.chunk_bytes.unwrap_or_else(|| {
-            // Half a chunk of each partition is unused on average; partitions are buffer / 1 MiB.
-            if buffer_bytes >= 256 << 20 {
-                32 << 10
-            } else {
-                8 << 10
-            }
+        // Half a chunk of each partition is unused on average; partitions are buffer / 1 MiB.
+        let chunk_bytes = u64::from(tuning.chunk_bytes.unwrap_or(if buffer_bytes >= 256 << 20 {
+            32 << 10
+        } else {
+            8 << 10
         }));
         let segment_bytes = tuning
             .segment_bytes

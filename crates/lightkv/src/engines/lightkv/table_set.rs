@@ -130,7 +130,7 @@ impl Table {
         }
         let reader = TableReader::open(
             self.context.vfs.clone(),
-            &table_path(&self.context.directory, self.file_number()),
+            table_path(&self.context.directory, self.file_number()),
             self.file_number(),
             self.context.options,
             None,

@@ -40,6 +40,9 @@ struct Prepared<'a> {
     value: std::borrow::Cow<'a, [u8]>,
 }
 
+/// Run and pool offset of a record that is still to be stored.
+type RecordPlace = (Arc<RunHandle>, u64);
+
 /// How an attempt at a batch ended.
 #[derive(Debug)]
 enum Attempt {
@@ -134,12 +137,10 @@ impl Store {
         record_bytes: u64,
         guard: &crossbeam_epoch::Guard,
     ) -> Result<Room> {
-        if writer.top.segment.bytes() > self.sizes.split_bytes
-            || writer.top.index.len() >= self.sizes.leaf_entries_max
-        {
-            if self.relieve(partition, writer, guard) {
-                return Ok(Room::Replaced);
-            }
+        let is_large = writer.top.segment.bytes() > self.sizes.split_bytes
+            || writer.top.index.len() >= self.sizes.leaf_entries_max;
+        if is_large && self.relieve(partition, writer, guard) {
+            return Ok(Room::Replaced);
         }
         if !writer.top.shares_prefix(operation.key) {
             self.rebase(partition, writer, operation.key, guard);
@@ -275,16 +276,14 @@ impl Store {
     fn index(&self, writer: &Writer, operation: &Prepared<'_>, offset: u64, lookup: Lookup) {
         let index = &writer.top.index;
         if operation.kind == EntryKind::Delete && writer.bottom && self.snapshots.none() {
-            match lookup {
-                Lookup::Vacant(_) | Lookup::Full => return,
-                // SAFETY: the lock's holder keeps the leaf, which keeps its records.
-                Lookup::Found { slot, offset: old }
-                    if unsafe { self.buffer.record(old) }.kind != EntryKind::LargeValue =>
-                {
-                    return index.remove(slot);
-                }
-                // The flush of the tombstone has to find the value file that goes with it.
-                Lookup::Found { .. } => {}
+            let Lookup::Found { slot, offset: old } = lookup else {
+                return;
+            };
+            // SAFETY: the lock's holder keeps the leaf, which keeps its records.
+            let old = unsafe { self.buffer.record(old) };
+            // The flush of the tombstone has to find the value file that goes with a large value.
+            if old.kind != EntryKind::LargeValue {
+                return index.remove(slot);
             }
         }
         match lookup {
@@ -397,7 +396,7 @@ impl Store {
         operations: &[Prepared<'_>],
         owner_of: &[usize],
         writers: &[MutexGuard<'_, Writer>],
-    ) -> Result<Option<Vec<(Arc<RunHandle>, u64)>>> {
+    ) -> Result<Option<Vec<RecordPlace>>> {
         let mut at: Vec<(Option<Arc<RunHandle>>, u64)> = writers
             .iter()
             .map(|writer| (writer.run.clone(), writer.cursor))
@@ -428,7 +427,7 @@ impl Store {
         &self,
         operations: &[Prepared<'_>],
         owner_of: &[usize],
-        places: &[(Arc<RunHandle>, u64)],
+        places: &[RecordPlace],
         writers: &mut [MutexGuard<'_, Writer>],
     ) -> Result<JournalPosition> {
         let heads: Vec<_> = operations

@@ -27,11 +27,14 @@ const FILES_OF_A_KIND: u64 = 2;
 /// All files of a store by their path in the directory that holds store and pool.
 type Image = BTreeMap<PathBuf, Vec<u8>>;
 
+/// The numbers of the writes to a key, with the values they gave it.
+type Versions = Vec<(u64, Option<Vec<u8>>)>;
+
 /// Every value a key had, with the number of the write that gave it; the last one counts.
 #[derive(Clone, Debug, Default)]
 struct History {
     writes: u64,
-    versions: BTreeMap<Vec<u8>, Vec<(u64, Option<Vec<u8>>)>>,
+    versions: BTreeMap<Vec<u8>, Versions>,
 }
 
 impl History {
@@ -320,7 +323,7 @@ fn examine(
     }
     let present = found.values().flatten().count();
     // A scan meets superseded values too, so it may fail where no read does.
-    if errors > 0 && !scan_failed || !scan_failed && scanned != present {
+    if !scan_failed && (errors > 0 || scanned != present) {
         return Err(format!(
             "reads: {present} keys, {errors} errors; scan: {scanned} keys, failed: {scan_failed}"
         ));

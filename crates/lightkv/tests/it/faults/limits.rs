@@ -107,7 +107,7 @@ fn values_of_all_lengths_work() {
     );
     for len_bytes in lengths {
         let value: Vec<u8> = (0..len_bytes)
-            .map(|at: usize| (at * 31 >> 3) as u8)
+            .map(|at: usize| ((at * 31) >> 3) as u8)
             .collect();
         let key = format!("{len_bytes:010}").into_bytes();
         db.put(&key, &value)
