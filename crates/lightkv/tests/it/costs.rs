@@ -19,7 +19,7 @@ fn with_pool(directory: &std::path::Path) -> Options {
         .pool_medium(PoolMedium::Emulated(EmulatedMedium::new(
             EmulatedBacking::untracked(),
         )))
-        .memory_budget(64 << 20)
+        .memory_budget(256 << 20)
 }
 
 #[test]

@@ -26,8 +26,11 @@ use sequence::Events;
 
 /// Sequences of a run without `LIGHTKV_MODEL_SEQUENCES`.
 const SEQUENCES_DEFAULT: u64 = 150;
-/// A sequence that takes longer hangs.
-const HANG_AFTER: Duration = Duration::from_secs(60);
+/// A sequence that takes longer is worth a line.
+const SLOW_AFTER: Duration = Duration::from_secs(4);
+/// A sequence that takes so many seconds of the watching thread hangs. Seconds are counted one by one: a
+/// machine that stood still meanwhile is no hang.
+const HANG_AFTER_SECONDS: usize = 120;
 
 /// How a sequence failed.
 #[derive(Debug)]
@@ -65,12 +68,14 @@ fn run(set: &'static OptionSet, operations: &[Operation]) -> Result<Events, Fail
             let _ = sender.send(result);
         })
     };
-    match receiver.recv_timeout(HANG_AFTER) {
-        Ok(result) => {
+    let result =
+        (0..HANG_AFTER_SECONDS).find_map(|_| receiver.recv_timeout(Duration::from_secs(1)).ok());
+    match result {
+        Some(result) => {
             thread.join().expect("panics were caught");
             result.map_err(Failure::Wrong)
         }
-        Err(_) => {
+        None => {
             let at = progress.load(Ordering::Relaxed);
             Err(Failure::Hang(format!(
                 "operation {at}, {:?}: hangs",
@@ -139,6 +144,7 @@ fn random_sequences_match_an_ordered_map() {
             None => choose_set(seed),
         };
         let operations = generator::operations(seed);
+        let sequence_start = Instant::now();
         match run(set, &operations) {
             Ok(events) => {
                 let at = OPTION_SETS
@@ -149,6 +155,14 @@ fn random_sequences_match_an_ordered_map() {
                 totals[at].1.add(&events);
             }
             Err(failure) => report(set, seed, operations, failure),
+        }
+        if sequence_start.elapsed() > SLOW_AFTER {
+            let time = sequence_start.elapsed();
+            eprintln!(
+                "slow: seed {seed}, {}, {} operations, {time:?}",
+                set.name,
+                operations.len()
+            );
         }
         if (seed - first + 1).is_multiple_of(500) {
             eprintln!("{} sequences in {:?}", seed - first + 1, start.elapsed());

@@ -16,6 +16,8 @@ use crate::{Error, Result};
 
 /// How long a full disk is left alone before the next try.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+/// The same for merges, which read all of their input before they fail.
+const COMPACTION_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest sleep of an idle thread: bounds how late a lost wake-up is noticed.
 const IDLE_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a writer waits before it looks for room again.
@@ -231,9 +233,20 @@ impl Background {
         queue.running -= 1;
         match result {
             Ok(()) => {
-                if !matches!(job, Job::Relieve | Job::Grow) {
+                if matches!(job, Job::Flush(_)) {
                     queue.no_space = None;
                 }
+            }
+            Err(Error::NoSpace { path }) if matches!(job, Job::Compact(_)) => {
+                // A merge needs space for its output while its inputs are still there. Writers do not
+                // depend on it: they are told only when flushes fail.
+                tracing::warn!(path = %path.display(), "no space left for a compaction");
+                if let Job::Compact(partition) = job {
+                    queue.compactions.push_back(partition);
+                }
+                self.ended.notify_all();
+                self.work.wait_for(&mut queue, COMPACTION_RETRY_INTERVAL);
+                return;
             }
             Err(Error::NoSpace { path }) => {
                 // Nothing was lost: the same job is tried again when space may have returned.
@@ -241,8 +254,7 @@ impl Background {
                 queue.no_space = Some(path);
                 match job {
                     Job::Flush(partition) => queue.flushes.push_front(partition),
-                    Job::Compact(partition) => queue.compactions.push_front(partition),
-                    Job::Relieve | Job::Grow => {}
+                    Job::Compact(_) | Job::Relieve | Job::Grow => {}
                 }
                 self.room.notify_all();
                 self.ended.notify_all();

@@ -1,8 +1,11 @@
 //! What writes survive in each configuration, and the syncs that make it so.
 
+use std::sync::atomic::Ordering;
+
 use lightkv_journal::JournalPosition;
 use lightkv_pmem::{Granularity, SourceKind};
 
+use super::manifest::ManifestEdit;
 use super::store::Store;
 use crate::{Durability, Error, Result, Survives, WriteOptions};
 
@@ -72,5 +75,18 @@ impl Store {
         };
         // A failed sync is never retried: the kernel may have dropped what it could not write.
         result.inspect_err(|error| self.health.poison(error))
+    }
+
+    /// Writes down how far a synced history reaches, so that the next open knows if some of it is missing.
+    pub(crate) fn note_clean_end(&self) -> Result<()> {
+        let last = self.last_sequence.load(Ordering::SeqCst);
+        self.manifest
+            .commit(ManifestEdit {
+                last_sequence: Some(last),
+                complete_through: Some(last),
+                next_file_number: Some(self.next_file_number.load(Ordering::Relaxed)),
+                ..ManifestEdit::default()
+            })
+            .map(|_| ())
     }
 }

@@ -152,7 +152,6 @@ impl Store {
         self.secure_history(flushed_through)?;
         let flushed = self.write_leaf(&leaf, is_bottom, &held)?;
         self.install_flush(partition, &leaf, flushed_through, flushed)?;
-        self.counters.flushes.fetch_add(1, Ordering::Relaxed);
         let bytes = leaf.segment.bytes();
         drop(leaf);
         self.pacing.flushed(bytes, start.elapsed());
@@ -299,6 +298,7 @@ impl Store {
         );
         view.frozen.pop();
         view.tables = tables.clone();
+        self.counters.flushes.fetch_add(1, Ordering::Relaxed);
         let is_more = !view.frozen.is_empty();
         partition.publish(&mut writer, view, &guard);
         // Queued only now: another thread may take the job at once, and must not see this leaf again.

@@ -231,7 +231,9 @@ impl Engine for LightKv {
         }
         self.store.in_flight.wait(u64::MAX - 1);
         let synced = match self.store.health.poisoned() {
-            None if self.store.durability().synced.is_some() => self.store.sync(),
+            None if self.store.durability().synced.is_some() => {
+                self.store.sync().and_then(|()| self.store.note_clean_end())
+            }
             _ => Ok(()),
         };
         self.stop();

@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 
 use lightkv_journal::{Journal, JournalOptions, ReplayError, ReplayedEntry, Truncation};
 use lightkv_pmem::{Pool, PoolOptions, SourceRequest};
-use lightkv_table::{EntryKind, TableOptions, TableShared};
+use lightkv_table::{EntryKind, TableOptions, TableReader, TableShared};
 use lightkv_vfs::{FileLock, Vfs};
 use parking_lot::Mutex;
 
@@ -341,12 +341,28 @@ fn recover_journal(store: &Arc<Store>, state: &ManifestState) -> Result<HashSet<
     };
     let mut recovered = Journal::open(store.vfs.clone(), &directory, options)?;
     let mut referenced = HashSet::new();
+    let mut replayed_through = 0;
     recovered
-        .replay(|entry| replay_entry(store, &directory, &entry, &mut referenced))
+        .replay(|entry| {
+            replayed_through = entry.first_sequence + u64::from(entry.sequence_count) - 1;
+            replay_entry(store, &directory, &entry, &mut referenced)
+        })
         .map_err(|error| match error {
             ReplayError::Journal(error) => error.into(),
             ReplayError::Receiver(error) => error,
         })?;
+    // Before a manifest says `complete_through`, the journal is synced that far, and what is left of it is
+    // newer than what was recycled: whatever was replayed must reach it.
+    if replayed_through > 0 && replayed_through < state.complete_through {
+        return Err(Error::Corruption {
+            file: directory,
+            offset: 0,
+            message: format!(
+                "the journal ends with record {replayed_through}, but record {} was durable in it",
+                state.complete_through
+            ),
+        });
+    }
     let finished = recovered.finish_recovery()?;
     let mut cuts: Vec<JournalTruncation> = state
         .journal_truncations
@@ -504,6 +520,9 @@ fn remove_strays(store: &Store, referenced: &HashSet<u64>) -> Result<()> {
                 .fetch_max(number + 1, Ordering::Relaxed);
             if !keep(number) {
                 let path = path(&store.directory, number);
+                if name == "tables" {
+                    check_stray(store, &path, number)?;
+                }
                 tracing::info!(path = %path.display(), "removing a file that no record refers to");
                 store
                     .vfs
@@ -519,6 +538,34 @@ fn remove_strays(store: &Store, referenced: &HashSet<u64>) -> Result<()> {
     remove("values", ".value", value_path, &|number| {
         values.contains(&number) || referenced.contains(&number)
     })
+}
+
+/// Refuses to remove a table with records that neither the manifest nor the buffer knows of. A table that
+/// a crash kept out of the manifest has nothing that is not in journal or pool as well.
+fn check_stray(store: &Store, path: &Path, number: u64) -> Result<()> {
+    let shared = Arc::new(TableShared::new(0, 1));
+    let opened = TableReader::open(
+        store.vfs.clone(),
+        path,
+        number,
+        store.tables.options,
+        None,
+        shared,
+    );
+    let known = store.last_sequence.load(Ordering::SeqCst);
+    match opened {
+        Ok(table) if table.max_sequence() > known => Err(Error::Corruption {
+            file: store.directory.join("CURRENT"),
+            offset: 0,
+            message: format!(
+                "the manifest ends with record {known}, but {} holds record {}: it is an older one",
+                path.display(),
+                table.max_sequence()
+            ),
+        }),
+        // Unfinished or older: what is still needed of it is elsewhere.
+        _ => Ok(()),
+    }
 }
 
 impl Store {
