@@ -37,7 +37,7 @@ impl Db {
     ///
     /// # Errors
     /// Limits ([`Error::KeyTooLarge`], [`Error::ValueTooLarge`]), [`Error::NoSpace`],
-    /// [`Error::Poisoned`], [`Error::Closed`]. After an error the old or the new value is read.
+    /// [`Error::BufferFull`], [`Error::Poisoned`], [`Error::Closed`]. After an error the old or the new value is read.
     pub fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.put_with(key, value, WriteOptions::new())
     }

@@ -28,6 +28,15 @@ pub enum Error {
         /// The file or directory that could not grow.
         path: PathBuf,
     },
+    /// The write buffer stayed full for half a minute although flushes could go on: running scans keep
+    /// the records they have still to read. Nothing was written.
+    #[error(
+        "the write buffer of {limit_bytes} bytes stays full; finish or drop running scans, or raise the memory budget"
+    )]
+    BufferFull {
+        /// Size of the write buffer in bytes.
+        limit_bytes: u64,
+    },
     /// Stored bytes are not what was written. Other keys stay readable.
     #[error("{}: damaged at offset {offset}: {message}; restore this file from a checkpoint or a backup", file.display())]
     Corruption {

@@ -5,7 +5,6 @@
 //! # let path = directory.path().join("data");
 //! use lightkv::{Db, WriteBatch};
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let db = Db::open(&path)?;
 //! db.put(b"user:1", b"Ada")?;
 //! assert_eq!(db.get(b"user:1")?.as_deref(), Some(&b"Ada"[..]));
@@ -20,8 +19,7 @@
 //!     println!("{key:?} = {value:?}");
 //! }
 //! db.close()?;
-//! # Ok(())
-//! # }
+//! # Ok::<(), lightkv::Error>(())
 //! ```
 //!
 //! [`Db`] is the handle, [`Options`] the few things that can be chosen, [`Durability`] what an

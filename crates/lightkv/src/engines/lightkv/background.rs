@@ -248,13 +248,20 @@ impl Background {
                 self.work.wait_for(&mut queue, COMPACTION_RETRY_INTERVAL);
                 return;
             }
+            Err(Error::NoSpace { path }) if !matches!(job, Job::Flush(_)) => {
+                // Growing ahead and recycling are tried again by themselves; a writer that really needs the
+                // space meets the error itself.
+                tracing::warn!(path = %path.display(), "no space left to prepare for writers");
+                self.ended.notify_all();
+                self.work.wait_for(&mut queue, RETRY_INTERVAL);
+                return;
+            }
             Err(Error::NoSpace { path }) => {
                 // Nothing was lost: the same job is tried again when space may have returned.
                 tracing::warn!(path = %path.display(), "no space left for background work");
                 queue.no_space = Some(path);
-                match job {
-                    Job::Flush(partition) => queue.flushes.push_front(partition),
-                    Job::Compact(_) | Job::Relieve | Job::Grow => {}
+                if let Job::Flush(partition) = job {
+                    queue.flushes.push_front(partition);
                 }
                 self.room.notify_all();
                 self.ended.notify_all();

@@ -520,7 +520,10 @@ fn remove_strays(store: &Store, referenced: &HashSet<u64>) -> Result<()> {
                 .fetch_max(number + 1, Ordering::Relaxed);
             if !keep(number) {
                 let path = path(&store.directory, number);
-                if name == "tables" {
+                // An ordinary file's pool may have lost after a power loss what a table kept.
+                let is_ordered =
+                    store.journal.get().is_some() || store.acknowledged_survives_power_loss();
+                if name == "tables" && is_ordered {
                     check_stray(store, &path, number)?;
                 }
                 tracing::info!(path = %path.display(), "removing a file that no record refers to");

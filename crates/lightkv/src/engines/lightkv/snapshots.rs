@@ -1,11 +1,11 @@
 //! The moments that readers hold, and so the old versions that must be kept.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use super::in_flight::InFlight;
+use super::in_flight::{InFlight, SequenceCounter};
 
 /// All registered moments.
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ impl Snapshots {
     ///
     /// The number is read under the lock, after the count has grown: who lists the moments
     /// afterwards sees this one, and who listed them before holds only records older than it.
-    pub(crate) fn acquire(&self, last_sequence: &AtomicU64, in_flight: &InFlight) -> u64 {
+    pub(crate) fn acquire(&self, last_sequence: &SequenceCounter, in_flight: &InFlight) -> u64 {
         let sequence = {
             let mut held = self.held.lock();
             // SeqCst: pairs with `none` below. A deleter draws its number, then looks at the count; we
@@ -111,8 +111,11 @@ mod tests {
 
     #[test]
     fn counts_equal_moments() {
-        let (snapshots, last, in_flight) =
-            (Snapshots::default(), AtomicU64::new(3), InFlight::new());
+        let (snapshots, last, in_flight) = (
+            Snapshots::default(),
+            SequenceCounter::new(3),
+            InFlight::new(),
+        );
         let (first, second) = (
             snapshots.acquire(&last, &in_flight),
             snapshots.acquire(&last, &in_flight),

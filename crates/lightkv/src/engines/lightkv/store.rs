@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::background::Background;
 use super::buffer::WriteBuffer;
 use super::counters::EngineCounters;
-use super::in_flight::InFlight;
+use super::in_flight::{InFlight, SequenceCounter};
 use super::manifest::Manifest;
 use super::pacing::Pacing;
 use super::partition::Partition;
@@ -46,7 +46,7 @@ pub(crate) struct Store {
     structure: Mutex<()>,
     pub(crate) partition_count: AtomicUsize,
     /// Number of the last write. Drawn from under partition locks, so that a partition's numbers ascend.
-    pub(crate) last_sequence: CachePadded<AtomicU64>,
+    pub(crate) last_sequence: CachePadded<SequenceCounter>,
     /// Records up to this number were read back after a crash; their `previous` links mean nothing.
     pub(crate) recovered_through: AtomicU64,
     pub(crate) in_flight: InFlight,
@@ -160,7 +160,7 @@ impl Store {
             tree: Atomic::new(parts.tree),
             structure: Mutex::new(()),
             partition_count: AtomicUsize::new(partition_count),
-            last_sequence: CachePadded::new(AtomicU64::new(parts.last_sequence)),
+            last_sequence: CachePadded::new(SequenceCounter::new(parts.last_sequence)),
             recovered_through: AtomicU64::new(u64::MAX),
             in_flight: InFlight::new(),
             snapshots: Snapshots::default(),

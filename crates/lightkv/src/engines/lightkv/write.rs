@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lightkv_journal::JournalPosition;
 use lightkv_pmem::LineTail;
@@ -30,6 +30,9 @@ use super::top_leaf::{Lookup, key_slice};
 use super::value_file;
 use crate::db::batch_limit_bytes;
 use crate::{Error, Result, WriteBatch, WriteOptions};
+
+/// How long a write waits for room before it gives up. Far longer than any flush takes.
+const ROOM_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// An operation with what was derived from it once.
 #[derive(Debug)]
@@ -594,8 +597,13 @@ impl Store {
 
     /// Waits a moment for flushes to free space; an error if they cannot.
     fn wait_for_room(&self, waiting: &mut Option<Instant>) -> Result<()> {
-        waiting.get_or_insert_with(Instant::now);
+        let since = waiting.get_or_insert_with(Instant::now);
         self.health.check()?;
+        if since.elapsed() > ROOM_WAIT_MAX {
+            return Err(Error::BufferFull {
+                limit_bytes: self.buffer.limit_bytes(),
+            });
+        }
         self.background.wait_for_room()
     }
 }

@@ -33,7 +33,7 @@ pub(super) struct OptionSet {
     pub(super) fresh: FreshMedium,
     pub(super) compression: Compression,
     pub(super) compaction_size: usize,
-    /// Only one leaf may exist: full ones are linked, never split.
+    /// Whether leaves are split; where only one may exist, full ones are linked instead.
     pub(super) splits: bool,
     /// How often it is chosen, against the others: stores on real files are slow.
     pub(super) share: u64,
@@ -96,7 +96,7 @@ pub(super) static OPTION_SETS: [OptionSet; 9] = [
         fresh: FreshMedium::Journal,
         compression: Compression::None,
         compaction_size: 4,
-        splits: false,
+        splits: true,
         share: 2,
         tuning: Tuning::default,
     },
