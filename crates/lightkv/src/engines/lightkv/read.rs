@@ -2,6 +2,7 @@
 //!
 //! Prefix tree, top leaf, frozen leaves, tables: newest first, full keys compared at every match, no lock.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -56,9 +57,24 @@ fn candidates(
 impl Store {
     /// The newest value of a key up to a sequence number.
     pub(crate) fn get(&self, key: &[u8], sequence_max: u64) -> Result<Option<Value>> {
-        let value = self.find(key, sequence_max)?;
+        let mut found = self.find(key, sequence_max);
+        if let Err(Error::Corruption { file, .. }) = &found
+            && self.has_lost_race_for(file)
+        {
+            found = self.find(key, sequence_max);
+        }
+        let value = found?;
         self.counters.get(value.is_some());
         Ok(value)
+    }
+
+    /// Whether a value file is gone because the key was overwritten: two merges in a row can retire it
+    /// between a get's look at the tables and its reading of the file. The next look finds the newer
+    /// value; if not, the file is really missing.
+    #[cold]
+    fn has_lost_race_for(&self, file: &Path) -> bool {
+        file.starts_with(self.directory.join("values"))
+            && self.vfs.exists(file).is_ok_and(|exists| !exists)
     }
 
     #[inline]
