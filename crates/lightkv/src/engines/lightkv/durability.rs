@@ -80,6 +80,11 @@ impl Store {
     /// Writes down how far a synced history reaches, so that the next open knows if some of it is missing.
     pub(crate) fn note_clean_end(&self) -> Result<()> {
         let last = self.last_sequence.load(Ordering::SeqCst);
+        if last <= self.recovered_through.load(Ordering::Relaxed) {
+            // Nothing was written since the open. The number may be one that a power loss took from the
+            // journal, and only the manifest remembers.
+            return Ok(());
+        }
         self.manifest
             .commit(ManifestEdit {
                 last_sequence: Some(last),
