@@ -351,17 +351,15 @@ fn recover_journal(store: &Arc<Store>, state: &ManifestState) -> Result<HashSet<
             ReplayError::Journal(error) => error.into(),
             ReplayError::Receiver(error) => error,
         })?;
-    // Before a manifest says `complete_through`, the journal is synced that far, and what is left of it is
-    // newer than what was recycled: whatever was replayed must reach it.
+    // Before a manifest says `complete_through`, the journal is synced that far. A shorter one is suspicious,
+    // but no reason to refuse a store whose tables may hold all of it.
     if replayed_through > 0 && replayed_through < state.complete_through {
-        return Err(Error::Corruption {
-            file: directory,
-            offset: 0,
-            message: format!(
-                "the journal ends with record {replayed_through}, but record {} was durable in it",
-                state.complete_through
-            ),
-        });
+        tracing::warn!(
+            path = %directory.display(),
+            replayed_through,
+            complete_through = state.complete_through,
+            "the journal ends before a record that was durable in it; verify the store"
+        );
     }
     let finished = recovered.finish_recovery()?;
     let mut cuts: Vec<JournalTruncation> = state
