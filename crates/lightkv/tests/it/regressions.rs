@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use lightkv::{Db, Options, PoolMedium, Tuning, WriteBatch, WriteOptions};
 use lightkv_pmem::{EmulatedBacking, EmulatedMedium};
-use lightkv_vfs::MemoryVfs;
+use lightkv_vfs::{Fault, FaultKind, MemoryVfs, OpenMode, Operation, Vfs};
 
 /// A store in memory, with tiny sizes and one leaf that is linked, never split.
 struct Small {
@@ -238,4 +238,22 @@ fn a_closed_store_keeps_no_file_open() {
         drop(Db::open(directory.path().join("other")).unwrap());
     }
     assert_eq!(open_files(), 0);
+}
+
+/// A table that compaction retired went with its last reader: a moment after the close, between the
+/// next open's listing of the files and its removal of those that no manifest names.
+#[test]
+fn a_file_that_goes_while_the_store_opens_is_not_missed() {
+    let small = Small::with_journal();
+    small.open().put("k", "v").unwrap();
+    let stray = std::path::Path::new("/store/tables/0000000777.table");
+    drop(small.vfs.open(stray, OpenMode::CreateNew).unwrap());
+    small.vfs.inject(Fault {
+        operation: Operation::Remove,
+        kind: FaultKind::NotFound,
+        after_calls: 0,
+        permanent: true,
+        path_contains: Some("0000000777".into()),
+    });
+    assert_eq!(small.open().get("k").unwrap().as_deref(), Some(&b"v"[..]));
 }

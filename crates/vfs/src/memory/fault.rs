@@ -49,6 +49,9 @@ pub enum FaultKind {
     /// A write stores the first half of its bytes and then fails with
     /// [`io::ErrorKind::WriteZero`]. Any other operation fails as with [`FaultKind::Io`].
     ShortWrite,
+    /// ENOENT ([`io::ErrorKind::NotFound`]): as if another thread had just removed the file. The call has
+    /// no effect.
+    NotFound,
 }
 
 /// A planned failure; see [`MemoryVfs::inject`](crate::MemoryVfs::inject).
@@ -134,6 +137,9 @@ impl FaultKind {
     pub(super) fn to_error(self) -> io::Error {
         match self {
             FaultKind::NoSpace => storage_full(),
+            FaultKind::NotFound => {
+                io::Error::from_raw_os_error(rustix::io::Errno::NOENT.raw_os_error())
+            }
             // The real error numbers, so that code that looks at them is tested too.
             FaultKind::Io | FaultKind::ShortWrite => {
                 io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error())

@@ -525,10 +525,12 @@ fn remove_strays(store: &Store, referenced: &HashSet<u64>) -> Result<()> {
                     check_stray(store, &path, number)?;
                 }
                 tracing::info!(path = %path.display(), "removing a file that no record refers to");
-                store
-                    .vfs
-                    .remove_file(&path)
-                    .map_err(|error| io(path, "remove", error))?;
+                match store.vfs.remove_file(&path) {
+                    // A handle that was closed a moment ago removed it first: its last reader may let go
+                    // of a retired table at any time.
+                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                    other => other.map_err(|error| io(path, "remove", error))?,
+                }
             }
         }
         Ok::<(), Error>(())
