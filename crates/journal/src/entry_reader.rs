@@ -102,7 +102,7 @@ impl<'a> EntryReader<'a> {
         // Header and payload at once, so that the payload is one slice of the window.
         let entry = self.load(offset, ENTRY_HEADER_LEN_BYTES + payload_len)?;
         let payload = &entry[ENTRY_HEADER_LEN_BYTES..];
-        if crc32c::crc32c(payload) != header.payload_crc {
+        if lightkv_checksum::crc32c(payload) != header.payload_crc {
             return Ok(Found::Hole);
         }
         if header.is_seal {

@@ -33,6 +33,7 @@ use crate::journal_layout::{
     SEAL_LEN_BYTES, SEAL_PAYLOAD_LEN_BYTES, entry_len_bytes,
 };
 use crate::mapped::MappedFile;
+use crate::payload::Payload;
 use crate::position::JournalPosition;
 
 const _: () = assert!(
@@ -198,7 +199,7 @@ impl ActiveFile {
         let header = EntryHeader {
             is_seal: true,
             payload_len: SEAL_PAYLOAD_LEN_BYTES as u32,
-            payload_crc: crc32c::crc32c(&payload),
+            payload_crc: lightkv_checksum::crc32c(&payload),
             sequence_count: 0,
             first_sequence: 0,
             synced,
@@ -244,22 +245,12 @@ impl Journal {
         })
     }
 
-    /// Appends one entry, whose payload is the concatenation of the parts: at most
-    /// [`PAYLOAD_LEN_MAX_BYTES`]. `allocate_sequence` is called exactly once if the append succeeds,
-    /// and not at all if it fails, under the journal's lock, so that the order of entries is the order
-    /// of calls; it gives the first of `sequence_count` (at least 1) numbers. It must not call the
-    /// journal.
-    ///
-    /// On return the entry survives the death of the process, and power loss after a
-    /// [`Journal::sync`] up to its end. Costs one short critical section; when a file is full, a few
-    /// microseconds more, or the time to create a file if entries come faster than files.
+    /// Appends one entry, whose payload is the concatenation of the parts, as
+    /// [`Journal::append_payload`] does.
     ///
     /// # Errors
     ///
-    /// [`JournalError::EntryTooLarge`], with nothing changed. [`JournalError::NoSpace`] and
-    /// [`JournalError::Io`] if another file is needed and cannot be
-    /// had; nothing was appended and a later append may succeed. [`JournalError::Poisoned`] for ever
-    /// after a failed sync.
+    /// As [`Payload::new`] and [`Journal::append_payload`].
     ///
     /// # Panics
     ///
@@ -271,23 +262,43 @@ impl Journal {
         sequence_count: u32,
         allocate_sequence: F,
     ) -> Result<Appended> {
+        self.append_payload(
+            &Payload::new(payload_parts)?,
+            sequence_count,
+            allocate_sequence,
+        )
+    }
+
+    /// Appends one entry. `allocate_sequence` is called exactly once if the append succeeds,
+    /// and not at all if it fails, under the journal's lock, so that the order of entries is the order
+    /// of calls; it gives the first of `sequence_count` (at least 1) numbers. It must not call the
+    /// journal.
+    ///
+    /// On return the entry survives the death of the process, and power loss after a
+    /// [`Journal::sync`] up to its end. Costs one short critical section; when a file is full, a few
+    /// microseconds more, or the time to create a file if entries come faster than files.
+    ///
+    /// # Errors
+    ///
+    /// [`JournalError::NoSpace`] and [`JournalError::Io`] if another file is needed and cannot be
+    /// had; nothing was appended and a later append may succeed. [`JournalError::Poisoned`] for ever
+    /// after a failed sync.
+    ///
+    /// # Panics
+    ///
+    /// If `sequence_count` is 0.
+    #[inline]
+    pub fn append_payload<F: FnOnce() -> u64>(
+        &self,
+        payload: &Payload<'_>,
+        sequence_count: u32,
+        allocate_sequence: F,
+    ) -> Result<Appended> {
         assert!(
             sequence_count > 0,
             "an entry has at least one sequence number"
         );
-        let mut payload_len = 0u64;
-        let mut payload_crc = 0;
-        for part in payload_parts {
-            payload_len += part.len() as u64;
-            payload_crc = crc32c::crc32c_append(payload_crc, part);
-        }
-        if payload_len > PAYLOAD_LEN_MAX_BYTES {
-            return Err(JournalError::EntryTooLarge {
-                len_bytes: payload_len,
-                limit_bytes: PAYLOAD_LEN_MAX_BYTES,
-            });
-        }
-        let entry_len = entry_len_bytes(payload_len);
+        let entry_len = entry_len_bytes(payload.len_bytes);
 
         let mut appender = self.appender.lock();
         self.pool.check_poison()?;
@@ -300,14 +311,14 @@ impl Journal {
         let offset = active.end_offset;
         let header = EntryHeader {
             is_seal: false,
-            payload_len: payload_len as u32,
-            payload_crc,
+            payload_len: payload.len_bytes as u32,
+            payload_crc: payload.crc,
             sequence_count,
             first_sequence,
             synced: self.synced_position(),
         };
         let header = header.encode(active.seed, offset);
-        active.mapped.write_entry(offset, &header, payload_parts);
+        active.mapped.write_entry(offset, &header, payload.parts);
         let position = active.end();
         active.end_offset += entry_len;
         let end = active.end();

@@ -5,7 +5,7 @@
 //! | header | entry | entry | ...                  | seal | unused     |
 //! ```
 
-use crc32c::crc32c_append;
+use lightkv_checksum::crc32c_append;
 
 use crate::position::JournalPosition;
 
@@ -123,7 +123,7 @@ impl FileHeader {
 
 /// Checksum of the whole header page, its own four bytes taken as zeros.
 fn header_crc(bytes: &[u8; FILE_HEADER_LEN_BYTES]) -> u32 {
-    let crc = crc32c::crc32c(&bytes[..40]);
+    let crc = lightkv_checksum::crc32c(&bytes[..40]);
     let crc = crc32c_append(crc, &[0; 4]);
     crc32c_append(crc, &bytes[44..])
 }
@@ -135,7 +135,7 @@ pub(crate) struct EntrySeed(u32);
 
 impl EntrySeed {
     pub(crate) fn new(store_identity: u64, generation: u64) -> EntrySeed {
-        let crc = crc32c::crc32c(&store_identity.to_le_bytes());
+        let crc = lightkv_checksum::crc32c(&store_identity.to_le_bytes());
         EntrySeed(crc32c_append(crc, &generation.to_le_bytes()))
     }
 }
@@ -287,7 +287,7 @@ mod tests {
         covered.extend_from_slice(&4096u64.to_le_bytes());
         covered.extend_from_slice(&[0; 4]);
         covered.extend_from_slice(&bytes[4..]);
-        assert_eq!(bytes[..4], crc32c::crc32c(&covered).to_le_bytes());
+        assert_eq!(bytes[..4], lightkv_checksum::crc32c(&covered).to_le_bytes());
         let decoded = EntryHeader::decode(&bytes, seed, 4096, 1 << 20);
         assert_eq!(decoded, Some(entry()));
     }

@@ -39,6 +39,7 @@ mod journal;
 mod journal_layout;
 mod mapped;
 mod options;
+mod payload;
 mod position;
 mod recovery;
 
@@ -46,5 +47,6 @@ pub use error::{JournalError, ReplayError, Result};
 pub use journal::{Appended, Journal, JournalCounters};
 pub use journal_layout::PAYLOAD_LEN_MAX_BYTES;
 pub use options::{JournalOptions, Truncation};
+pub use payload::Payload;
 pub use position::JournalPosition;
 pub use recovery::{FinishedRecovery, Recovered, ReplayedEntry};

@@ -43,10 +43,12 @@ impl MappedFile {
                 .mapping
                 .as_ptr()
                 .wrapping_add(offset + line * LINE_BYTES);
+            // The intrinsic with the hint for stores becomes a prefetch for loads unless the target is known
+            // to have this instruction; processors without it take it for no operation. The thread that
+            // faulted the page in has its lines in its own cache, so a shared copy would not do.
             // SAFETY: a prefetch accesses nothing and cannot fault.
             unsafe {
-                use core::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-                _mm_prefetch::<_MM_HINT_ET0>(ahead.cast_const().cast());
+                std::arch::asm!("prefetchw [{}]", in(reg) ahead, options(nostack, readonly, preserves_flags));
             }
         }
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]

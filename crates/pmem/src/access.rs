@@ -146,6 +146,15 @@ impl Pool {
         }
     }
 
+    /// Fetches the lines of a range that is read soon. A hint, so the range may reach beyond the pool.
+    #[inline]
+    pub fn prefetch_read(&self, offset: u64, len_bytes: u64) {
+        let first = self.base.wrapping_add(offset as usize);
+        for line in 0..len_bytes.div_ceil(LINE_BYTES as u64) {
+            store::prefetch_load(first.wrapping_add(line as usize * LINE_BYTES));
+        }
+    }
+
     /// [`Pool::write_record`] for append-only runs: writes whole cache lines only, which is
     /// the fastest way to make a record durable (see [`LineTail`]).
     ///

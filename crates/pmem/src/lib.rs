@@ -74,5 +74,5 @@ pub use crate::persistence::{
     CrashChooser, DropAll, KeepAll, PersistenceModel, PoolImage, SeededChooser,
 };
 pub use crate::pool::Pool;
-pub use crate::store::LineTail;
+pub use crate::store::{LineTail, prefetch_store};
 pub use crate::trace::{StoreKind, TraceEvent, TraceRecord, replay};

@@ -217,13 +217,29 @@ pub(crate) unsafe fn append_staged(
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Fetches a cache line for a store. A hint; any address will do.
+/// Fetches a cache line for a load. A hint; any address will do.
 #[inline]
-pub(crate) fn prefetch_store(address: *const u8) {
+pub(crate) fn prefetch_load(address: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: a prefetch accesses nothing and cannot fault.
     unsafe {
-        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_ET0 }>(address.cast());
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(address.cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = address;
+}
+
+/// Fetches the cache line at the front of something for a store. A hint.
+#[inline]
+pub fn prefetch_store<T>(target: *const T) {
+    let address = target.cast::<u8>();
+    // The intrinsic with the hint for stores becomes a prefetch for loads unless the target is known to
+    // have this instruction; processors without it take it for no operation. Another thread faulted the
+    // page in and has its lines in its own cache, so a copy to share would not do.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a prefetch accesses nothing and cannot fault.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, readonly, preserves_flags));
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let _ = address;

@@ -151,7 +151,7 @@ fn genuine_entry_at(generation: u64, offset: u64) -> Vec<u8> {
     let body = payload(99, 24);
     let mut header = vec![0; 32];
     header[4..8].copy_from_slice(&24u32.to_le_bytes());
-    header[8..12].copy_from_slice(&crc32c::crc32c(&body).to_le_bytes());
+    header[8..12].copy_from_slice(&lightkv_checksum::crc32c(&body).to_le_bytes());
     header[12..16].copy_from_slice(&1u32.to_le_bytes());
     header[16..24].copy_from_slice(&99u64.to_le_bytes());
     let mut covered = Vec::new();
@@ -159,7 +159,7 @@ fn genuine_entry_at(generation: u64, offset: u64) -> Vec<u8> {
     covered.extend_from_slice(&generation.to_le_bytes());
     covered.extend_from_slice(&offset.to_le_bytes());
     covered.extend_from_slice(&header);
-    header[..4].copy_from_slice(&crc32c::crc32c(&covered).to_le_bytes());
+    header[..4].copy_from_slice(&lightkv_checksum::crc32c(&covered).to_le_bytes());
     header.extend_from_slice(&body);
     header
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lightkv_pmem::{Arena, LineTail, Pool, Run};
+use lightkv_pmem::{Arena, LineTail, Pool, Run, prefetch_store};
 use lightkv_vfs::Vfs;
 use parking_lot::{Mutex, RwLock};
 
@@ -266,6 +266,12 @@ impl RunHandle {
         self.committed_end.load(Ordering::Acquire)
     }
 
+    /// Asks for the line that [`RunHandle::commit`] changes.
+    #[inline]
+    pub(crate) fn prefetch_commit(&self) {
+        prefetch_store(&self.committed_end);
+    }
+
     /// Publishes to sorted views that records up to `end` are complete.
     #[inline]
     pub(crate) fn commit(&self, end: u64) {
@@ -323,6 +329,15 @@ pub(crate) struct Segment {
     runs: Mutex<Vec<Arc<RunHandle>>>,
     /// Runs it shares: with the other half of a split, or with whoever a crash left records to.
     inherited: Mutex<Vec<Arc<RunHandle>>>,
+    extent: SegmentExtent,
+    /// Value files that only records of this segment refer to, and that no table needs.
+    obsolete_files: Mutex<Option<ObsoleteFiles>>,
+}
+
+/// What every append to a segment changes, in a cache line of its own.
+#[derive(Debug)]
+#[repr(align(64))]
+struct SegmentExtent {
     /// Bytes of its records; for a half of a split, its share.
     bytes: AtomicU64,
     /// Smallest and largest sequence number of its records; `u64::MAX` and 0 while it has none.
@@ -330,8 +345,6 @@ pub(crate) struct Segment {
     sequence_max: AtomicU64,
     /// Journal position of its oldest record; `u64::MAX` while it has none.
     journal_start: AtomicU64,
-    /// Value files that only records of this segment refer to, and that no table needs.
-    obsolete_files: Mutex<Option<ObsoleteFiles>>,
 }
 
 /// Files to remove, and the file system they are in.
@@ -349,10 +362,12 @@ impl Segment {
         Self {
             runs: Mutex::new(Vec::new()),
             inherited: Mutex::new(Vec::new()),
-            bytes: AtomicU64::new(0),
-            sequence_min: AtomicU64::new(u64::MAX),
-            sequence_max: AtomicU64::new(0),
-            journal_start: AtomicU64::new(u64::MAX),
+            extent: SegmentExtent {
+                bytes: AtomicU64::new(0),
+                sequence_min: AtomicU64::new(u64::MAX),
+                sequence_max: AtomicU64::new(0),
+                journal_start: AtomicU64::new(u64::MAX),
+            },
             obsolete_files: Mutex::new(None),
         }
     }
@@ -363,11 +378,17 @@ impl Segment {
         inherited.extend(self.runs.lock().iter().cloned());
         let mut half = Self::new();
         half.inherited = Mutex::new(inherited);
-        half.bytes = AtomicU64::new(bytes);
-        half.sequence_min = AtomicU64::new(self.sequence_min());
-        half.sequence_max = AtomicU64::new(self.sequence_max());
-        half.journal_start = AtomicU64::new(self.journal_start());
+        half.extent.bytes = AtomicU64::new(bytes);
+        half.extent.sequence_min = AtomicU64::new(self.sequence_min());
+        half.extent.sequence_max = AtomicU64::new(self.sequence_max());
+        half.extent.journal_start = AtomicU64::new(self.journal_start());
         half
+    }
+
+    /// Asks for the line that [`Segment::note`] changes.
+    #[inline]
+    pub(crate) fn prefetch_note(&self) {
+        prefetch_store(&self.extent);
     }
 
     pub(crate) fn add_run(&self, run: Arc<RunHandle>) {
@@ -386,32 +407,33 @@ impl Segment {
     /// Notes an appended record. Only the holder of the partition's lock calls it, so plain stores do.
     #[inline]
     pub(crate) fn note(&self, bytes: u64, sequence: u64, journal_position: u64) {
-        self.bytes.store(
-            self.bytes.load(Ordering::Relaxed) + bytes,
+        self.extent.bytes.store(
+            self.extent.bytes.load(Ordering::Relaxed) + bytes,
             Ordering::Relaxed,
         );
-        if sequence > self.sequence_max.load(Ordering::Relaxed) {
-            self.sequence_max.store(sequence, Ordering::Relaxed);
+        if sequence > self.extent.sequence_max.load(Ordering::Relaxed) {
+            self.extent.sequence_max.store(sequence, Ordering::Relaxed);
         }
-        if sequence < self.sequence_min.load(Ordering::Relaxed) {
-            self.sequence_min.store(sequence, Ordering::Relaxed);
+        if sequence < self.extent.sequence_min.load(Ordering::Relaxed) {
+            self.extent.sequence_min.store(sequence, Ordering::Relaxed);
         }
-        if journal_position < self.journal_start.load(Ordering::Relaxed) {
-            self.journal_start
+        if journal_position < self.extent.journal_start.load(Ordering::Relaxed) {
+            self.extent
+                .journal_start
                 .store(journal_position, Ordering::Relaxed);
         }
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+        self.extent.bytes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn sequence_max(&self) -> u64 {
-        self.sequence_max.load(Ordering::Relaxed)
+        self.extent.sequence_max.load(Ordering::Relaxed)
     }
 
     pub(crate) fn sequence_min(&self) -> u64 {
-        self.sequence_min.load(Ordering::Relaxed)
+        self.extent.sequence_min.load(Ordering::Relaxed)
     }
 
     /// Removes files when the last reader of this segment is gone.
@@ -422,7 +444,7 @@ impl Segment {
     }
 
     pub(crate) fn journal_start(&self) -> u64 {
-        self.journal_start.load(Ordering::Relaxed)
+        self.extent.journal_start.load(Ordering::Relaxed)
     }
 
     /// The present end of its own runs.

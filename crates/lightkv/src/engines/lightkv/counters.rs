@@ -12,7 +12,6 @@ const STRIPES: usize = 16;
 /// What every operation counts.
 #[derive(Debug, Default)]
 struct Stripe {
-    puts: AtomicU64,
     gets_hit: AtomicU64,
     gets_miss: AtomicU64,
     false_matches: AtomicU64,
@@ -34,7 +33,6 @@ pub(crate) struct EngineCounters {
 /// Sums of the striped counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OperationTotals {
-    pub(crate) puts: u64,
     pub(crate) gets_hit: u64,
     pub(crate) gets_miss: u64,
     pub(crate) false_matches: u64,
@@ -49,11 +47,6 @@ impl EngineCounters {
     #[inline]
     fn stripe(&self) -> &Stripe {
         &self.stripes[thread_number() % STRIPES]
-    }
-
-    #[inline]
-    pub(crate) fn put(&self, count: u64) {
-        add(&self.stripe().puts, count);
     }
 
     #[inline]
@@ -84,7 +77,6 @@ impl EngineCounters {
     pub(crate) fn totals(&self) -> OperationTotals {
         let mut totals = OperationTotals::default();
         for stripe in &self.stripes {
-            totals.puts += stripe.puts.load(Ordering::Relaxed);
             totals.gets_hit += stripe.gets_hit.load(Ordering::Relaxed);
             totals.gets_miss += stripe.gets_miss.load(Ordering::Relaxed);
             totals.false_matches += stripe.false_matches.load(Ordering::Relaxed);

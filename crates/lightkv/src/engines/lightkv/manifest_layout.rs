@@ -74,7 +74,7 @@ pub(crate) fn parse_manifest_name(name: &str) -> Option<u64> {
 /// Content of `CURRENT`.
 pub(crate) fn current_text(number: u64) -> String {
     let line = format!("{}\n", manifest_name(number));
-    let checksum = crc32c::crc32c(line.as_bytes());
+    let checksum = lightkv_checksum::crc32c(line.as_bytes());
     format!("{line}crc32c {checksum:08x}\n")
 }
 
@@ -127,7 +127,7 @@ impl FileHeader {
         bytes[8..12].copy_from_slice(&version.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.store_identity.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.file_number.to_le_bytes());
-        let checksum = crc32c::crc32c(&bytes[..36]);
+        let checksum = lightkv_checksum::crc32c(&bytes[..36]);
         bytes[36..40].copy_from_slice(&checksum.to_le_bytes());
         bytes
     }
@@ -137,7 +137,7 @@ impl FileHeader {
         if bytes[0..8] != MAGIC {
             return Err(HeaderError::Foreign);
         }
-        if crc32c::crc32c(&bytes[..36]) != u32_at(bytes, 36) {
+        if lightkv_checksum::crc32c(&bytes[..36]) != u32_at(bytes, 36) {
             return Err(HeaderError::Damaged);
         }
         match u32_at(bytes, 8) {
@@ -167,7 +167,7 @@ impl RecordPlace {
         bytes[0..8].copy_from_slice(&self.file.store_identity.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.file.file_number.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.offset.to_le_bytes());
-        crc32c::crc32c(&bytes)
+        lightkv_checksum::crc32c(&bytes)
     }
 }
 
@@ -194,7 +194,7 @@ impl RecordHeader {
         place: &RecordPlace,
     ) -> Option<Self> {
         let is_valid = bytes[0..4] == RECORD_MAGIC
-            && crc32c::crc32c_append(place.seed(), &bytes[..12]) == u32_at(bytes, 12);
+            && lightkv_checksum::crc32c_append(place.seed(), &bytes[..12]) == u32_at(bytes, 12);
         is_valid.then(|| Self {
             payload_len_bytes: u32_at(bytes, 4),
             payload_checksum: u32_at(bytes, 8),
@@ -215,8 +215,8 @@ pub(crate) fn seal_record(record: &mut [u8], place: &RecordPlace) -> Result<(), 
     let seed = place.seed();
     header[0..4].copy_from_slice(&RECORD_MAGIC);
     header[4..8].copy_from_slice(&(payload.len() as u32).to_le_bytes());
-    header[8..12].copy_from_slice(&crc32c::crc32c_append(seed, payload).to_le_bytes());
-    let checksum = crc32c::crc32c_append(seed, &header[..12]);
+    header[8..12].copy_from_slice(&lightkv_checksum::crc32c_append(seed, payload).to_le_bytes());
+    let checksum = lightkv_checksum::crc32c_append(seed, &header[..12]);
     header[12..16].copy_from_slice(&checksum.to_le_bytes());
     Ok(())
 }

@@ -64,6 +64,14 @@ impl Leaf {
         }
     }
 
+    /// Asks for the lines that a put of a key with this signature reads and changes.
+    #[inline]
+    pub(crate) fn prefetch_for_write(&self, signature: u32) {
+        self.index.prefetch(signature);
+        self.index.prefetch_counts();
+        self.segment.prefetch_note();
+    }
+
     /// Its records in key order, with everything committed before the call.
     pub(crate) fn sorted(&self, buffer: &WriteBuffer) -> Arc<SortedView> {
         let mut sorted = self.sorted.lock();

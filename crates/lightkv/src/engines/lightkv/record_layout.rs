@@ -57,13 +57,17 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Two hardware checksum steps; called once a record.
-    fn seed(self) -> u32 {
+    /// What the checksum of a record begins with.
+    fn seed_bytes(self) -> [u8; 20] {
         let mut bytes = [0; 20];
         bytes[..8].copy_from_slice(&self.pool_identity.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.offset.to_le_bytes());
         bytes[16..].copy_from_slice(&self.generation.to_le_bytes());
-        crc32c::crc32c(&bytes)
+        bytes
+    }
+
+    fn seed(self) -> u32 {
+        lightkv_checksum::crc32c(&self.seed_bytes())
     }
 }
 
@@ -98,9 +102,13 @@ pub(crate) fn encode_header(
         len += BATCH_EXTENSION_LEN;
     }
     if let Some(place) = place {
-        let mut checksum = crc32c::crc32c_append(place.seed(), &header[4..len]);
-        checksum = crc32c::crc32c_append(checksum, fields.key);
-        checksum = crc32c::crc32c_append(checksum, fields.value);
+        let parts = [
+            &place.seed_bytes()[..],
+            &header[4..len],
+            fields.key,
+            fields.value,
+        ];
+        let checksum = lightkv_checksum::crc32c_parts(0, &parts);
         header[..4].copy_from_slice(&checksum.to_le_bytes());
     }
     (header, len)
@@ -187,7 +195,7 @@ impl<'a> Record<'a> {
     pub(crate) fn parse_checked(bytes: &'a [u8], place: Place) -> Option<Self> {
         let extent = Extent::of(bytes.first_chunk()?);
         let bytes = bytes.get(..extent.len())?;
-        if crc32c::crc32c_append(place.seed(), &bytes[4..]) != u32_at(bytes, 0) {
+        if lightkv_checksum::crc32c_append(place.seed(), &bytes[4..]) != u32_at(bytes, 0) {
             return None;
         }
         Self::parse(bytes)

@@ -25,7 +25,7 @@ use super::journal_entry_layout::split_operation;
 use super::manifest::{JournalTruncation, Manifest, ManifestEdit, ManifestState};
 use super::partition::{Partition, PartitionTable, View, Writer};
 use super::record_layout::{Record, RecordFields, record_len};
-use super::room::{Room, empty_leaf};
+use super::room::{LEAF_ENTRIES_INITIAL, Room, empty_leaf};
 use super::sizes::Sizes;
 use super::store::{Store, StoreParts};
 use super::table_set::{TableContext, table_path, value_path};
@@ -307,7 +307,7 @@ fn build_tree(state: &ManifestState, tables: &Arc<TableContext>) -> Tree<Partiti
                 .filter(|listed| listed.table.overlaps(lower, upper))
                 .collect();
             let view = View {
-                top: empty_leaf(lower, upper),
+                top: empty_leaf(lower, upper, LEAF_ENTRIES_INITIAL),
                 frozen: Vec::new(),
                 tables: listed,
             };

@@ -16,7 +16,7 @@ use super::store::Store;
 use super::top_leaf::{TopLeaf, key_slice};
 
 /// Hash-table capacity of a new leaf, in entries.
-const LEAF_ENTRIES_INITIAL: usize = 48;
+pub(crate) const LEAF_ENTRIES_INITIAL: usize = 48;
 
 /// What a writer does after it asked for room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,9 +38,9 @@ struct Moving {
 }
 
 /// An empty top leaf for a partition with these bounds: its slices start where the bounds differ.
-pub(crate) fn empty_leaf(lower: &[u8], upper: Option<&[u8]>) -> Arc<Leaf> {
+pub(crate) fn empty_leaf(lower: &[u8], upper: Option<&[u8]>, capacity_entries: usize) -> Arc<Leaf> {
     let base = upper.map_or(0, |upper| common_prefix_len(lower, upper));
-    let index = TopLeaf::new(LEAF_ENTRIES_INITIAL, base as u32);
+    let index = TopLeaf::new(capacity_entries, base as u32);
     Leaf::new(index, Arc::new(Segment::new()), &lower[..base])
 }
 
@@ -123,7 +123,9 @@ impl Store {
         }
         let mut view = partition.view(guard).clone();
         view.frozen.insert(0, view.top.clone());
-        view.top = empty_leaf(&partition.lower, partition.upper.as_deref());
+        // It will probably hold as much again: a quarter now saves most of the growing.
+        let capacity = LEAF_ENTRIES_INITIAL.max(writer.top.index.len() / 4);
+        view.top = empty_leaf(&partition.lower, partition.upper.as_deref(), capacity);
         partition.publish(writer, view, guard);
         writer.run = None;
         writer.split_again_bytes = 0;
@@ -186,18 +188,18 @@ impl Store {
             return false;
         };
         let base = prefix.len() as u32;
-        // Entries are in slice order and the boundary cuts at `base` or within the slice.
+        // The boundary cuts at `base` or within the slice.
         let limit = key_slice(&boundary, base);
-        let middle = moving.partition_point(|entry| entry.slice < limit);
-        let (left, right) = moving.split_at(middle);
+        let left_count = count_below(&moving, limit);
         let flushed_through = partition.flushed_through.load(Ordering::Relaxed);
-        let half = |entries: &[Moving], lower: &[u8], upper: Option<&[u8]>| {
-            let share = view.top.segment.bytes() * entries.len() as u64 / moving.len() as u64;
+        let half = |is_left: bool, count: usize, lower: &[u8], upper: Option<&[u8]>| {
+            let share = view.top.segment.bytes() * count as u64 / moving.len() as u64;
             let index = TopLeaf::build(
-                (entries.len() * 2).max(LEAF_ENTRIES_INITIAL),
+                (count * 2).max(LEAF_ENTRIES_INITIAL),
                 base,
-                entries
+                moving
                     .iter()
+                    .filter(|entry| (entry.slice < limit) == is_left)
                     .map(|entry| (entry.signature, entry.slice, entry.offset)),
             );
             let tables = view
@@ -219,8 +221,13 @@ impl Store {
             )
         };
         let halves = [
-            half(left, &partition.lower, Some(&boundary)),
-            half(right, &boundary, partition.upper.as_deref()),
+            half(true, left_count, &partition.lower, Some(&boundary)),
+            half(
+                false,
+                moving.len() - left_count,
+                &boundary,
+                partition.upper.as_deref(),
+            ),
         ];
         self.replace_partition(&halves, guard);
         writer.dead = true;
@@ -228,8 +235,8 @@ impl Store {
         true
     }
 
-    /// The bytes that all keys of a leaf share, its entries in the order of the slices that follow them, and
-    /// the key at which to split it.
+    /// The bytes that all keys of a leaf share, its entries with the slices that follow them, and the key at
+    /// which to split it.
     ///
     /// The paper halves the value range of one byte (normal split) and descends to the next byte when a
     /// half would map fewer than `T_normal` values (level split). We cut at the value next to the median
@@ -249,8 +256,7 @@ impl Store {
                 offset,
             });
         });
-        moving.sort_unstable_by_key(|entry| entry.slice);
-        if moving.first()?.slice == moving.last()?.slice {
+        if !has_two_slices(&moving)? {
             // The four cached bytes tell nothing any more: renew them from where the keys differ.
             base = self.renew_slices(base, &mut moving)?;
         }
@@ -258,7 +264,7 @@ impl Store {
         let any_key = unsafe { self.buffer.record(moving[0].offset) }.key;
         let mut prefix = any_key[..any_key.len().min(base as usize)].to_vec();
         prefix.resize(base as usize, 0);
-        let boundary_slice = self.choose_slice(partition, &prefix, &moving)?;
+        let boundary_slice = self.choose_slice(partition, &prefix, &mut moving)?;
         let mut boundary = prefix.clone();
         boundary.extend_from_slice(&boundary_slice.to_be_bytes());
         while boundary.last() == Some(&0) {
@@ -283,15 +289,20 @@ impl Store {
         for entry in moving.iter_mut() {
             entry.slice = key_slice(key_of(entry), renewed);
         }
-        moving.sort_unstable_by_key(|entry| entry.slice);
-        (moving.first()?.slice != moving.last()?.slice).then_some(renewed)
+        has_two_slices(moving)?.then_some(renewed)
     }
 
     /// The slice value at which the right half begins: cut after 1 to 4 bytes, the fewest that balance.
-    fn choose_slice(&self, partition: &Partition, prefix: &[u8], moving: &[Moving]) -> Option<u32> {
+    /// Reorders the entries.
+    fn choose_slice(
+        &self,
+        partition: &Partition,
+        prefix: &[u8],
+        moving: &mut [Moving],
+    ) -> Option<u32> {
         let count = moving.len();
-        let left_of = |cut: u32| moving.partition_point(|entry| entry.slice < cut);
-        let median = moving[count / 2].slice;
+        let (_, median, _) = moving.select_nth_unstable_by_key(count / 2, |entry| entry.slice);
+        let median = median.slice;
         let mut best: Option<(usize, u32)> = None;
         for level in 1..=4u32 {
             let shift = 32 - 8 * level;
@@ -300,7 +311,7 @@ impl Store {
                 .into_iter()
                 .flatten()
             {
-                let left = left_of(cut);
+                let left = count_below(moving, cut);
                 let smaller = left.min(count - left);
                 if smaller == 0 {
                     continue;
@@ -335,6 +346,17 @@ impl Store {
         let least = self.sizes.normal_split_values_min;
         value >= first + least && value + least <= end
     }
+}
+
+/// Entries whose slices are smaller than a limit.
+fn count_below(moving: &[Moving], limit: u32) -> usize {
+    moving.iter().filter(|entry| entry.slice < limit).count()
+}
+
+/// Whether the slices of some entries differ; `None` if there are no entries.
+fn has_two_slices(moving: &[Moving]) -> Option<bool> {
+    let (first, rest) = moving.split_first()?;
+    Some(rest.iter().any(|entry| entry.slice != first.slice))
 }
 
 pub(crate) fn padded(key: &[u8], at: usize) -> u8 {

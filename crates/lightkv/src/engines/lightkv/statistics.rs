@@ -24,7 +24,8 @@ impl Store {
         let tables = self.tables.shared.counters();
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         Counters {
-            puts: own.puts,
+            // Each put and delete since the open has drawn one number.
+            puts: load(&self.last_sequence).saturating_sub(load(&self.recovered_through)),
             gets_hit: own.gets_hit,
             gets_miss: own.gets_miss,
             fences: pool.fences,

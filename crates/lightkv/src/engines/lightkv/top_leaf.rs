@@ -74,7 +74,8 @@ const CAPACITY_MAX_ENTRIES: usize = 1 << 31;
 /// See the head of this file.
 #[repr(C, align(64))]
 struct Bucket {
-    signatures: [AtomicU32; SLOTS_PER_BUCKET],
+    /// Two lanes a word, so that two loads read all of them.
+    signatures: [AtomicU64; SLOTS_PER_BUCKET / 2],
     slices: [AtomicU32; SLOTS_PER_BUCKET],
     offsets: [AtomicU64; SLOTS_PER_BUCKET],
 }
@@ -226,8 +227,14 @@ impl TopLeaf {
     #[inline]
     pub(crate) fn prefetch(&self, signature: u32) {
         for bucket in self.candidates(signature) {
-            prefetch::read(&self.buckets[bucket]);
+            processor::prefetch(&self.buckets[bucket]);
         }
+    }
+
+    /// Asks for the line that an insertion changes beside its bucket.
+    #[inline]
+    pub(crate) fn prefetch_counts(&self) {
+        processor::prefetch(&*self.counts);
     }
 
     /// Calls `visit` with the offset of each entry of `signature` until it returns something.
@@ -242,7 +249,7 @@ impl TopLeaf {
     ) -> Option<T> {
         for bucket in self.candidates(signature) {
             let bucket = &self.buckets[bucket];
-            for lane in Lanes(bucket.lanes_of(signature)) {
+            for lane in bucket.signatures().lanes_of(signature) {
                 let found = visit(bucket.offset(lane));
                 if found.is_some() {
                     return found;
@@ -254,7 +261,10 @@ impl TopLeaf {
         }
         self.extra_in_use().find_map(|bucket| {
             let bucket = &self.buckets[bucket];
-            Lanes(bucket.lanes_of(signature)).find_map(|lane| visit(bucket.offset(lane)))
+            bucket
+                .signatures()
+                .lanes_of(signature)
+                .find_map(|lane| visit(bucket.offset(lane)))
         })
     }
 
@@ -269,7 +279,7 @@ impl TopLeaf {
             let bucket = &self.buckets[bucket];
             for lane in 0..SLOTS_PER_BUCKET {
                 // Acquire: the slice and the offset are then those of the signature, or newer.
-                let signature = bucket.signatures[lane].load(Ordering::Acquire);
+                let signature = bucket.signature(lane);
                 if signature != 0 {
                     let slice = bucket.slices[lane].load(Ordering::Relaxed);
                     visit(signature, slice, bucket.offset(lane));
@@ -283,26 +293,57 @@ impl TopLeaf {
     /// Where the key is for whose record `is_key` returns true, or where it could be put.
     #[inline]
     pub(crate) fn lookup(&self, signature: u32, mut is_key: impl FnMut(u64) -> bool) -> Lookup {
-        let [first, second] = self.candidates(signature);
-        let extra = self.may_be_extra(signature).then(|| self.extra_in_use());
-        for bucket in [first, second]
-            .into_iter()
-            .chain(extra.into_iter().flatten())
-        {
-            for lane in Lanes(self.buckets[bucket].lanes_of(signature)) {
-                let offset = self.buckets[bucket].offset(lane);
-                if is_key(offset) {
-                    return Lookup::Found {
-                        slot: Slot::new(bucket, lane),
-                        offset,
-                    };
+        let candidates = self.candidates(signature);
+        let signatures = candidates.map(|bucket| self.buckets[bucket].signatures());
+        for (bucket, signatures) in candidates.into_iter().zip(signatures) {
+            if let Some(found) = self.lookup_in(bucket, signatures.lanes_of(signature), &mut is_key)
+            {
+                return found;
+            }
+        }
+        if self.may_be_extra(signature) {
+            for bucket in self.extra_in_use() {
+                let lanes = self.buckets[bucket].signatures().lanes_of(signature);
+                if let Some(found) = self.lookup_in(bucket, lanes, &mut is_key) {
+                    return found;
                 }
             }
         }
-        let vacant = [first, second].map(|bucket| self.buckets[bucket].lanes_of(0));
-        let emptier = usize::from(vacant[1].count_ones() > vacant[0].count_ones());
-        match Lanes(vacant[emptier]).next() {
-            Some(lane) => Lookup::Vacant(Slot::new([first, second][emptier], lane)),
+        self.vacant(candidates, signatures)
+    }
+
+    #[inline]
+    fn lookup_in(
+        &self,
+        bucket: usize,
+        lanes: Lanes,
+        is_key: &mut impl FnMut(u64) -> bool,
+    ) -> Option<Lookup> {
+        for lane in lanes {
+            let offset = self.buckets[bucket].offset(lane);
+            if is_key(offset) {
+                return Some(Lookup::Found {
+                    slot: Slot::new(bucket, lane),
+                    offset,
+                });
+            }
+        }
+        None
+    }
+
+    /// An empty slot in the emptier one of two buckets with these signatures, or in an extra bucket.
+    #[inline]
+    fn vacant(&self, candidates: [usize; 2], signatures: [Signatures; 2]) -> Lookup {
+        let lanes = signatures.map(|signatures| signatures.lanes_of(0));
+        let emptier = usize::from(lanes[1].len() > lanes[0].len());
+        let [mut first, mut second] = lanes;
+        let lane = if emptier == 0 {
+            first.next()
+        } else {
+            second.next()
+        };
+        match lane {
+            Some(lane) => Lookup::Vacant(Slot::new(candidates[emptier], lane)),
             None => self.vacant_extra().map_or(Lookup::Full, Lookup::Vacant),
         }
     }
@@ -314,11 +355,7 @@ impl TopLeaf {
     pub(crate) fn insert(&self, slot: Slot, signature: u32, slice: u32, offset: u64) {
         debug_assert_ne!(signature, 0, "0 marks an empty slot");
         let (bucket, lane) = self.place(slot);
-        debug_assert_eq!(
-            bucket.signatures[lane].load(Ordering::Relaxed),
-            0,
-            "the slot is taken"
-        );
+        debug_assert_eq!(bucket.signature(lane), 0, "the slot is taken");
         // Release: a reader that still has the signature of the slot's last entry may load this
         // offset, and the record must be whole for it, too.
         bucket.offsets[lane].store(offset, Ordering::Release);
@@ -327,7 +364,7 @@ impl TopLeaf {
             self.note_extra(extra, signature);
         }
         // Release: who sees the signature sees all of the above.
-        bucket.signatures[lane].store(signature, Ordering::Release);
+        bucket.set_signature(lane, signature);
         add(&self.counts.entries, 1);
     }
 
@@ -335,11 +372,7 @@ impl TopLeaf {
     #[inline]
     pub(crate) fn update(&self, slot: Slot, offset: u64) {
         let (bucket, lane) = self.place(slot);
-        debug_assert_ne!(
-            bucket.signatures[lane].load(Ordering::Relaxed),
-            0,
-            "the slot is empty"
-        );
+        debug_assert_ne!(bucket.signature(lane), 0, "the slot is empty");
         // Release: who sees the offset sees the record.
         bucket.offsets[lane].store(offset, Ordering::Release);
     }
@@ -347,14 +380,10 @@ impl TopLeaf {
     /// Empties `slot`; it will be used again.
     pub(crate) fn remove(&self, slot: Slot) {
         let (bucket, lane) = self.place(slot);
-        debug_assert_ne!(
-            bucket.signatures[lane].load(Ordering::Relaxed),
-            0,
-            "the slot is empty"
-        );
-        // Relaxed: nobody concludes anything from the absence of an entry. The record is freed
-        // only after an epoch, which has fences of its own.
-        bucket.signatures[lane].store(0, Ordering::Relaxed);
+        debug_assert_ne!(bucket.signature(lane), 0, "the slot is empty");
+        // Nobody concludes anything from the absence of an entry. The record is freed only after an
+        // epoch, which has fences of its own.
+        bucket.set_signature(lane, 0);
         if self.extra_index(slot).is_some() {
             self.forget_extra();
         }
@@ -362,8 +391,11 @@ impl TopLeaf {
     }
 
     /// Adds the entry of a key that the table does not have, while a new leaf is built.
+    #[inline]
     pub(crate) fn push(&mut self, signature: u32, slice: u32, offset: u64) -> Result<(), Full> {
-        match self.lookup(signature, |_| false) {
+        let candidates = self.candidates(signature);
+        let signatures = candidates.map(|bucket| self.buckets[bucket].signatures());
+        match self.vacant(candidates, signatures) {
             Lookup::Vacant(slot) => {
                 self.insert(slot, signature, slice, offset);
                 Ok(())
@@ -452,7 +484,7 @@ impl TopLeaf {
                 .then(|| Slot((base + used) as u32));
         }
         self.extra_in_use().find_map(|bucket| {
-            let lane = Lanes(self.buckets[bucket].lanes_of(0)).next()?;
+            let lane = self.buckets[bucket].signatures().lanes_of(0).next()?;
             Some(Slot::new(bucket, lane))
         })
     }
@@ -478,7 +510,7 @@ impl TopLeaf {
         let mut used = self.extra_used.load(Ordering::Relaxed);
         while used > 0 {
             let (bucket, lane) = self.place(Slot(base + used - 1));
-            if bucket.signatures[lane].load(Ordering::Relaxed) != 0 {
+            if bucket.signature(lane) != 0 {
                 break;
             }
             used -= 1;
@@ -490,21 +522,31 @@ impl TopLeaf {
 impl Bucket {
     fn empty() -> Bucket {
         Bucket {
-            signatures: std::array::from_fn(|_| AtomicU32::new(0)),
+            signatures: std::array::from_fn(|_| AtomicU64::new(0)),
             slices: std::array::from_fn(|_| AtomicU32::new(0)),
             offsets: std::array::from_fn(|_| AtomicU64::new(0)),
         }
     }
 
-    /// The lanes with this signature, one bit each; those of 0 are empty.
     #[inline]
-    fn lanes_of(&self, signature: u32) -> u32 {
-        let mut lanes = 0;
-        for (lane, stored) in self.signatures.iter().enumerate() {
-            // Acquire: the offset loaded next is then that of the signature, or newer.
-            lanes |= u32::from(stored.load(Ordering::Acquire) == signature) << lane;
-        }
-        lanes
+    fn signatures(&self) -> Signatures {
+        // Acquire: the offset loaded next is then that of the signature, or newer.
+        Signatures([0, 1].map(|word| self.signatures[word].load(Ordering::Acquire)))
+    }
+
+    #[inline]
+    fn signature(&self, lane: usize) -> u32 {
+        // Acquire: as above.
+        (self.signatures[lane / 2].load(Ordering::Acquire) >> (lane % 2 * 32)) as u32
+    }
+
+    /// For the writer, who alone changes either lane of the word.
+    #[inline]
+    fn set_signature(&self, lane: usize, signature: u32) {
+        let (word, shift) = (&self.signatures[lane / 2], lane % 2 * 32);
+        let other = word.load(Ordering::Relaxed) & !(u64::from(u32::MAX) << shift);
+        // Release: who sees the signature sees the offset, slice and notes stored before it.
+        word.store(other | u64::from(signature) << shift, Ordering::Release);
     }
 
     #[inline]
@@ -521,8 +563,28 @@ impl Slot {
     }
 }
 
-/// The lanes of a bucket whose bits are set.
+/// The four signatures of a bucket as they were loaded.
+#[derive(Clone, Copy)]
+struct Signatures([u64; SLOTS_PER_BUCKET / 2]);
+
+impl Signatures {
+    /// The lanes with this signature; those of 0 are empty.
+    #[inline]
+    fn lanes_of(self, signature: u32) -> Lanes {
+        Lanes(processor::equal_lanes(self.0, signature))
+    }
+}
+
+/// Some lanes of a bucket, one bit each.
+#[derive(Clone, Copy)]
 struct Lanes(u32);
+
+impl Lanes {
+    #[inline]
+    fn len(self) -> u32 {
+        self.0.count_ones()
+    }
+}
 
 impl Iterator for Lanes {
     type Item = usize;
@@ -544,20 +606,46 @@ fn add(counter: &AtomicU32, change: u32) {
     );
 }
 
-mod prefetch {
+/// What the compiler does not find by itself.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod processor {
+    use std::arch::x86_64::{
+        _MM_HINT_T0, _mm_castsi128_ps, _mm_cmpeq_epi32, _mm_movemask_ps, _mm_prefetch,
+        _mm_set_epi64x, _mm_set1_epi32,
+    };
+
     /// Asks for the cache line at `target`, soon to be read.
     #[inline]
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    pub(super) fn read<T>(target: &T) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    pub(super) fn prefetch<T>(target: &T) {
         // SAFETY: a prefetch is a hint that reads nothing and faults nowhere, and every x86-64
         // processor has the instruction.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(target).cast()) }
     }
 
+    /// Which of the four 32-bit lanes equal `value`, one bit each.
     #[inline]
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    pub(super) fn read<T>(_target: &T) {}
+    pub(super) fn equal_lanes(words: [u64; 2], value: u32) -> u32 {
+        // SAFETY: every x86-64 processor has these instructions.
+        unsafe {
+            let lanes = _mm_set_epi64x(words[1].cast_signed(), words[0].cast_signed());
+            let equal = _mm_cmpeq_epi32(lanes, _mm_set1_epi32(value.cast_signed()));
+            _mm_movemask_ps(_mm_castsi128_ps(equal)).cast_unsigned()
+        }
+    }
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+mod processor {
+    #[inline]
+    pub(super) fn prefetch<T>(_target: &T) {}
+
+    #[inline]
+    pub(super) fn equal_lanes(words: [u64; 2], value: u32) -> u32 {
+        (0..4).fold(0, |lanes, lane| {
+            let stored = (words[lane / 2] >> (lane % 2 * 32)) as u32;
+            lanes | u32::from(stored == value) << lane
+        })
+    }
 }
 
 #[cfg(all(test, loom))]

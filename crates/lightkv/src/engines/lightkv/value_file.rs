@@ -84,7 +84,7 @@ fn write_content(
     let mut checksum = 0;
     let mut checksums = Vec::with_capacity(value.len().div_ceil(STRETCH_LEN_BYTES));
     for stretch in value.chunks(STRETCH_LEN_BYTES) {
-        checksum = crc32c::crc32c_append(checksum, stretch);
+        checksum = lightkv_checksum::crc32c_append(checksum, stretch);
         checksums.push(checksum);
         write(stretch, offset)?;
         if sync {
@@ -238,7 +238,7 @@ impl ValueFile {
         let before = index
             .checked_sub(1)
             .map_or(0, |before| self.checksums[before]);
-        if crc32c::crc32c_append(before, buffer) != self.checksums[index] {
+        if lightkv_checksum::crc32c_append(before, buffer) != self.checksums[index] {
             return Err(corruption(
                 path,
                 offset,
@@ -307,7 +307,7 @@ mod tests {
             let value = value(len);
             let reference = write_value(&vfs, &value);
             assert_eq!(reference.len_bytes, len as u64);
-            assert_eq!(reference.crc32c, crc32c::crc32c(&value));
+            assert_eq!(reference.crc32c, lightkv_checksum::crc32c(&value));
             assert!(
                 read(&vfs, path(), IDENTITY, &reference).unwrap() == value,
                 "{len}"

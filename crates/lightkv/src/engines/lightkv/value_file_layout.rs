@@ -58,7 +58,7 @@ impl ValueReference {
         bytes[0..8].copy_from_slice(&self.file_number.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.len_bytes.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.crc32c.to_le_bytes());
-        let checksum = crc32c::crc32c(&bytes[..20]);
+        let checksum = lightkv_checksum::crc32c(&bytes[..20]);
         bytes[20..24].copy_from_slice(&checksum.to_le_bytes());
         bytes
     }
@@ -66,7 +66,7 @@ impl ValueReference {
     /// Checks and takes apart what was stored; `None` if it is not what [`ValueReference::encode`] made.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; REFERENCE_LEN_BYTES] = bytes.try_into().ok()?;
-        (crc32c::crc32c(&bytes[..20]) == u32_at(bytes, 20)).then(|| Self {
+        (lightkv_checksum::crc32c(&bytes[..20]) == u32_at(bytes, 20)).then(|| Self {
             file_number: u64_at(bytes, 0),
             len_bytes: u64_at(bytes, 8),
             crc32c: u32_at(bytes, 16),
@@ -120,7 +120,7 @@ impl ValueFileHeader {
         bytes[16..24].copy_from_slice(&self.store_identity.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.file_number.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.len_bytes.to_le_bytes());
-        let checksum = crc32c::crc32c(&bytes[..60]);
+        let checksum = lightkv_checksum::crc32c(&bytes[..60]);
         bytes[60..64].copy_from_slice(&checksum.to_le_bytes());
         bytes
     }
@@ -130,7 +130,7 @@ impl ValueFileHeader {
         if bytes[0..8] != MAGIC {
             return Err(ValueHeaderError::Foreign);
         }
-        if crc32c::crc32c(&bytes[..60]) != u32_at(bytes, 60) {
+        if lightkv_checksum::crc32c(&bytes[..60]) != u32_at(bytes, 60) {
             return Err(ValueHeaderError::Damaged);
         }
         match u32_at(bytes, 8) {
@@ -169,7 +169,7 @@ impl ValueFileHeader {
     /// The checksums as they are stored; tied to the file by the header.
     pub(crate) fn encode_checksums(&self, checksums: &[u32]) -> Vec<u8> {
         let mut bytes: Vec<u8> = checksums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
-        let checksum = crc32c::crc32c_append(self.seed(), &bytes);
+        let checksum = lightkv_checksum::crc32c_append(self.seed(), &bytes);
         bytes.extend_from_slice(&checksum.to_le_bytes());
         bytes
     }
@@ -177,7 +177,7 @@ impl ValueFileHeader {
     /// Checks and takes apart the stored checksums; `None` if they are damaged.
     pub(crate) fn decode_checksums(&self, bytes: &[u8]) -> Option<Vec<u32>> {
         let (bytes, stored) = bytes.split_last_chunk::<4>()?;
-        let checksum = crc32c::crc32c_append(self.seed(), bytes);
+        let checksum = lightkv_checksum::crc32c_append(self.seed(), bytes);
         if checksum != u32::from_le_bytes(*stored) {
             return None;
         }

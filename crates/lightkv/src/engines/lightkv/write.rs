@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use lightkv_journal::JournalPosition;
+use lightkv_journal::{JournalPosition, Payload};
 use lightkv_pmem::LineTail;
 use lightkv_table::EntryKind;
 use parking_lot::MutexGuard;
@@ -96,21 +96,40 @@ impl Store {
         let record_bytes = operation.record_len(false);
         self.pacing
             .admit(record_bytes, self.buffer.used_bytes(), &self.counters);
+        let head = encode_head(
+            operation.kind,
+            operation.signature,
+            operation.key.len(),
+            operation.value.len(),
+        );
+        let parts: [&[u8]; 3] = [&head, operation.key, &operation.value];
+        let mut payload: Option<Payload<'_>> = None;
         let mut waiting: Option<Instant> = None;
         let end = loop {
             let guard = crossbeam_epoch::pin();
             let partition = self.route(operation.key, &guard);
+            // What the put will need is on its way while the checksum is computed and the lock taken.
+            partition
+                .view(&guard)
+                .top
+                .prefetch_for_write(operation.signature);
+            if payload.is_none() && self.journal.get().is_some() {
+                payload = Some(Payload::new(&parts)?);
+            }
             let mut writer = partition.lock();
             if writer.dead {
                 continue;
             }
-            // The misses of a put in parallel: the buckets, and the lines that take the record.
-            writer.top.index.prefetch(operation.signature);
+            if let Some(run) = &writer.run {
+                run.prefetch_commit();
+            }
             self.buffer
                 .pool()
                 .prefetch_store(writer.cursor, record_bytes);
             match self.make_room(partition, &mut writer, operation, record_bytes, &guard)? {
-                Room::Ready => break self.append(operation, record_bytes, &mut writer)?,
+                Room::Ready => {
+                    break self.append(operation, payload.as_ref(), record_bytes, &mut writer)?;
+                }
                 Room::Replaced => {}
                 Room::Exhausted => {
                     drop(writer);
@@ -122,7 +141,6 @@ impl Store {
         if let Some(since) = waiting {
             self.counters.stalled(since.elapsed());
         }
-        self.counters.put(1);
         if options.sync {
             self.sync_through(end)
         } else {
@@ -156,33 +174,15 @@ impl Store {
     fn append(
         &self,
         operation: &Prepared<'_>,
+        payload: Option<&Payload<'_>>,
         record_bytes: u64,
         writer: &mut MutexGuard<'_, Writer>,
     ) -> Result<JournalPosition> {
-        let mut lookup = self.look_up(&writer.top, operation.key, operation.signature);
-        if let Lookup::Full = lookup {
-            lookup = self.look_up_growing(operation, writer);
-        }
-        let previous = match lookup {
-            Lookup::Found { offset, .. } => offset,
-            _ => 0,
-        };
         let announcement = self.announce()?;
-        let (sequence, start, end) = match self.journal.get() {
-            None => {
-                // SeqCst: see `in_flight`.
-                let sequence = self.last_sequence.fetch_add(1, Ordering::SeqCst) + 1;
-                (sequence, u64::MAX, JournalPosition::from_u64(0))
-            }
-            Some(journal) => {
-                let head = encode_head(
-                    operation.kind,
-                    operation.signature,
-                    operation.key.len(),
-                    operation.value.len(),
-                );
+        let (sequence, start, end) = match (self.journal.get(), payload) {
+            (Some(journal), Some(payload)) => {
                 let appended = journal
-                    .append(&[&head, operation.key, &operation.value], 1, || {
+                    .append_payload(payload, 1, || {
                         self.last_sequence.fetch_add(1, Ordering::SeqCst) + 1
                     })
                     .map_err(|error| self.journal_failed(error))?;
@@ -192,6 +192,21 @@ impl Store {
                     appended.end,
                 )
             }
+            _ => {
+                // SeqCst: see `in_flight`.
+                let sequence = self.last_sequence.fetch_add(1, Ordering::SeqCst) + 1;
+                (sequence, u64::MAX, JournalPosition::from_u64(0))
+            }
+        };
+        // Only now: the buckets have come from memory while the journal took its copy. Growing, should it
+        // be necessary, neither fails nor waits.
+        let mut lookup = self.look_up(&writer.top, operation.key, operation.signature);
+        if let Lookup::Full = lookup {
+            lookup = self.look_up_growing(operation, writer);
+        }
+        let previous = match lookup {
+            Lookup::Found { offset, .. } => offset,
+            _ => 0,
         };
         let fields = RecordFields {
             kind: operation.kind,
@@ -334,7 +349,6 @@ impl Store {
         if let Some(since) = waiting {
             self.counters.stalled(since.elapsed());
         }
-        self.counters.put(operations.len() as u64);
         if options.sync {
             self.sync_through(end)
         } else {

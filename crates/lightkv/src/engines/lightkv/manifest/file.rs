@@ -426,7 +426,8 @@ fn read_record<'w>(window: &'w mut Window<'_>, place: &RecordPlace) -> Result<Op
     let mut checked = 0;
     while checked < len {
         let piece = (len - checked).min(WINDOW_LEN_BYTES);
-        checksum = crc32c::crc32c_append(checksum, window.get(start + checked as u64, piece)?);
+        checksum =
+            lightkv_checksum::crc32c_append(checksum, window.get(start + checked as u64, piece)?);
         checked += piece;
     }
     if checksum != header.payload_checksum {

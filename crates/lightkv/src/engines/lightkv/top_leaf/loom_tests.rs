@@ -244,7 +244,7 @@ fn insert_into_an_extra_bucket() {
         |partition| partition.put(9, A, 9),
         |partition| {
             let extra = &partition.leaf.buckets[partition.leaf.regular_count];
-            let is_there = extra.signatures[0].load(Ordering::Acquire) == A;
+            let is_there = extra.signature(0) == A;
             (is_there, partition.find(A, 9))
         },
         &[(false, None), (false, Some(9)), (true, Some(9))],

@@ -268,7 +268,7 @@ fn a_giant_payload_is_refused_by_its_checksum() {
     let mut header = [0; RECORD_HEADER_LEN_BYTES];
     header[0..4].copy_from_slice(b"LKVr");
     header[4..8].copy_from_slice(&len.to_le_bytes());
-    let checksum = crc32c::crc32c_append(place.seed(), &header[..12]);
+    let checksum = lightkv_checksum::crc32c_append(place.seed(), &header[..12]);
     header[12..16].copy_from_slice(&checksum.to_le_bytes());
     let file = open(&vfs, FIRST);
     file.write_all_at(&header, end).unwrap();
