@@ -1,12 +1,14 @@
 //! What can end a run.
 
+use crate::target::TargetError;
+
 /// Why a run ended early.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BenchError {
     /// The store refused an operation.
     #[error("the store failed")]
-    Store(#[from] lightkv::Error),
+    Store(#[source] TargetError),
     /// The store answered, and the answer is wrong.
     #[error("{workload}: wrong answer for key {key}: {wrong}")]
     WrongAnswer {
@@ -31,6 +33,9 @@ pub enum BenchError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Wrong {
+    /// The store's get returned without saying what it found.
+    #[error("the store did not answer")]
+    Unanswered,
     /// The record is not there.
     #[error("there is no such record; run a fill workload with the same number of records first")]
     Missing,

@@ -1,7 +1,7 @@
 //! Latency histograms.
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Longest latency told apart, in nanoseconds: ten minutes.
 const LATENCY_MAX_NS: u64 = 600_000_000_000;
@@ -39,6 +39,7 @@ impl LatencyRecorder {
         let microseconds = |ns: u64| ns as f64 / 1e3;
         let at = |quantile| microseconds(self.histogram.value_at_quantile(quantile));
         Some(LatencySummary {
+            count: self.histogram.len(),
             mean: (self.histogram.mean().round()) / 1e3,
             p50: at(0.5),
             p99: at(0.99),
@@ -50,8 +51,10 @@ impl LatencyRecorder {
 }
 
 /// Latencies of one kind of operation, in microseconds, to three significant digits.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LatencySummary {
+    /// Operations measured.
+    pub count: u64,
     /// Mean.
     pub mean: f64,
     /// Median.

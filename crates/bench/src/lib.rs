@@ -1,4 +1,4 @@
-//! Workloads, latency histograms and reports for LightKV's own engines.
+//! Workloads, latency histograms and reports for LightKV and for every other store behind a [`Target`].
 //!
 //! A [`Bench`] runs [`Workload`]s one after the other on one open store and returns one [`Report`] each.
 //! Every value follows from its key and a version number, and every read is checked: a wrong, stale,
@@ -8,13 +8,14 @@
 //! use std::sync::atomic::AtomicU64;
 //!
 //! use lightkv::{Db, EngineKind};
-//! use lightkv_bench::{Bench, Settings, Workload};
+//! use lightkv_bench::{Bench, LightKvTarget, Settings, Workload};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let directory = tempfile::tempdir()?;
 //! let db = Db::open(directory.path())?;
 //! let settings = Settings { records: 1_000, ..Settings::default() };
-//! let mut bench = Bench::new(&db, EngineKind::LightKv, settings)?;
+//! let target = LightKvTarget::new(db, EngineKind::LightKv, directory.path(), false);
+//! let mut bench = Bench::new(&target, settings)?;
 //! for workload in [Workload::FillRandom, Workload::ReadRandom] {
 //!     let report = bench.run(workload, &AtomicU64::new(0))?;
 //!     println!("{}: {:.0} a second", report.workload, report.ops_per_second);
@@ -32,7 +33,9 @@ mod memory;
 mod permutation;
 mod random;
 mod report;
+mod resources;
 mod run;
+mod target;
 mod values;
 mod worker;
 mod workload;
@@ -42,6 +45,9 @@ pub use distribution::Distribution;
 pub use error::{BenchError, Wrong};
 pub use keys::{KEY_LEN_BYTES, RECORDS_MAX};
 pub use latency::LatencySummary;
-pub use report::{Report, Settled, durability_name};
+pub use report::{Report, Settled};
 pub use run::{Bench, Settings};
+pub use target::{
+    Access, DurabilityClass, LightKvTarget, Numbers, ReadValue, Target, TargetError, VisitEntry,
+};
 pub use workload::Workload;

@@ -1,12 +1,11 @@
 //! Runs workloads one after the other on one store.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-
-use lightkv::{Counters, Db, EngineKind, WriteOptions};
 
 use crate::clock::Clock;
 use crate::distribution::{Distribution, Sampler};
@@ -15,7 +14,9 @@ use crate::keys::RECORDS_MAX;
 use crate::memory;
 use crate::permutation::Permutation;
 use crate::random::Random;
-use crate::report::{Report, Settled, amplification, device_bytes, durability_name};
+use crate::report::{Report, Settled, amplification};
+use crate::resources::{Resources, Usage};
+use crate::target::{Numbers, Target};
 use crate::values::Values;
 use crate::worker::{Job, Measured, Worker, version};
 use crate::workload::Workload;
@@ -44,8 +45,6 @@ pub struct Settings {
     pub distribution: Distribution,
     /// Seed of every random choice.
     pub seed: u64,
-    /// Whether every write is synced.
-    pub sync: bool,
     /// Whether writing workloads wait, after their figures are taken, until background work has come to
     /// rest (60 s at most), and report that too.
     pub settle: bool,
@@ -60,7 +59,6 @@ impl Default for Settings {
             threads: 1,
             distribution: Distribution::Uniform,
             seed: 1,
-            sync: false,
             settle: false,
         }
     }
@@ -106,10 +104,9 @@ impl Settings {
 }
 
 /// A run on one open store.
-#[derive(Debug)]
 pub struct Bench<'a> {
-    db: &'a Db,
-    engine: EngineKind,
+    target: &'a dyn Target,
+    resources: Resources,
     settings: Settings,
     values: Values,
     sampler: Sampler,
@@ -120,16 +117,26 @@ pub struct Bench<'a> {
     version_min: u64,
 }
 
+impl fmt::Debug for Bench<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Bench")
+            .field("target", &self.target.name())
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
 impl<'a> Bench<'a> {
     /// Prepares a run.
     ///
     /// # Errors
     /// [`BenchError::InvalidSetting`].
-    pub fn new(db: &'a Db, engine: EngineKind, settings: Settings) -> Result<Self, BenchError> {
+    pub fn new(target: &'a dyn Target, settings: Settings) -> Result<Self, BenchError> {
         settings.check()?;
         Ok(Self {
-            db,
-            engine,
+            target,
+            resources: Resources::new(target.directory()),
             values: Values::new(settings.value_len_bytes),
             sampler: Sampler::new(settings.distribution, settings.records, settings.seed),
             order: Permutation::new(settings.records, settings.seed),
@@ -152,23 +159,25 @@ impl<'a> Bench<'a> {
         // The clock calibrates itself at its first use; that must not happen inside the measurement.
         let _calibrated = Clock::get();
         memory::reset_peak();
-        let counters_before = self.db.stats().counters;
+        if self.settings.settle {
+            // What earlier workloads left dirty shall not be counted as this one's.
+            self.resources.write_back();
+        }
+        let before = Reading::take(self.target, &self.resources);
 
         let (measured, elapsed) = self.measure(workload, position, progress)?;
 
-        let stats = self.db.stats();
-        let counters = stats.counters.since(&counters_before);
+        let used = Reading::take(self.target, &self.resources).since(&before);
         let memory_peak_bytes = memory::peak_bytes();
         if workload.fills() && self.values.carry_versions() {
             self.version_min = version(position, 0);
         }
         let settled = (self.settings.settle && workload.writes())
-            .then(|| self.settle(&counters_before, measured.user_bytes_written));
-        let device_bytes_written = device_bytes(&counters);
+            .then(|| self.settle(&before, measured.user_bytes_written));
         Ok(Report {
-            workload: workload.name(),
-            engine: self.engine.name(),
-            durability: durability_name(&self.db.durability(), self.settings.sync),
+            workload: workload.name().to_owned(),
+            engine: self.target.name().to_owned(),
+            durability: self.target.durability().name().to_owned(),
             ops: measured.ops,
             seconds: elapsed.as_secs_f64(),
             ops_per_second: measured.ops as f64 / elapsed.as_secs_f64().max(1e-9),
@@ -176,12 +185,18 @@ impl<'a> Bench<'a> {
             write_us: measured.writes.summary(),
             scan_us: measured.scans.summary(),
             user_bytes_written: measured.user_bytes_written,
-            device_bytes_written,
-            write_amplification: amplification(device_bytes_written, measured.user_bytes_written),
-            space_bytes: stats.levels.space_bytes,
+            device_bytes_written: used.device_bytes_written,
+            write_amplification: amplification(
+                used.device_bytes_written,
+                measured.user_bytes_written,
+            ),
+            process_bytes_written: used.usage.process_bytes_written,
+            disk_bytes_written: used.usage.disk_bytes_written,
+            space_bytes: self.target.space_bytes(),
             memory_peak_bytes,
-            counters,
-            levels: stats.levels,
+            cpu_seconds: used.usage.cpu_seconds,
+            counters: used.counters,
+            levels: self.target.levels(),
             settled,
         })
     }
@@ -198,11 +213,10 @@ impl<'a> Bench<'a> {
         let with_writer = workload == Workload::ReadWhileWriting;
         let (stop, stop_writer) = (AtomicBool::new(false), AtomicBool::new(false));
         let job = |stop| Job {
-            db: self.db,
+            target: self.target,
             workload,
             position,
             records: settings.records,
-            write_options: WriteOptions::new().sync(settings.sync),
             values: &self.values,
             sampler: &self.sampler,
             order: &self.order,
@@ -278,23 +292,57 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Waits until no background work is pending.
-    fn settle(&self, before: &Counters, user_bytes: u64) -> Settled {
+    /// Waits until no background work is pending, and has the file system write back what is dirty.
+    fn settle(&self, before: &Reading, user_bytes: u64) -> Settled {
         let begin = Instant::now();
         loop {
-            let stats = self.db.stats();
-            let complete = stats.levels.pending_bytes == 0;
+            let complete = self.target.is_settled();
             if complete || begin.elapsed() >= SETTLE_MAX {
-                let device_bytes_written = device_bytes(&stats.counters.since(before));
+                let seconds = begin.elapsed().as_secs_f64();
+                self.resources.write_back();
+                let used = Reading::take(self.target, &self.resources).since(before);
                 return Settled {
                     complete,
-                    seconds: begin.elapsed().as_secs_f64(),
-                    device_bytes_written,
-                    write_amplification: amplification(device_bytes_written, user_bytes),
-                    space_bytes: stats.levels.space_bytes,
+                    seconds,
+                    device_bytes_written: used.device_bytes_written,
+                    write_amplification: amplification(used.device_bytes_written, user_bytes),
+                    process_bytes_written: used.usage.process_bytes_written,
+                    disk_bytes_written: used.usage.disk_bytes_written,
+                    cpu_seconds: used.usage.cpu_seconds,
+                    space_bytes: self.target.space_bytes(),
                 };
             }
             thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// What store and kernel count, at one time or between two.
+#[derive(Debug)]
+struct Reading {
+    counters: Numbers,
+    device_bytes_written: Option<u64>,
+    usage: Usage,
+}
+
+impl Reading {
+    fn take(target: &dyn Target, resources: &Resources) -> Self {
+        Self {
+            counters: target.counters(),
+            device_bytes_written: target.device_bytes_written(),
+            usage: resources.usage(),
+        }
+    }
+
+    fn since(&self, earlier: &Self) -> Self {
+        let (now, before) = (self.device_bytes_written, earlier.device_bytes_written);
+        let growth = now
+            .zip(before)
+            .map(|(now, before)| now.saturating_sub(before));
+        Self {
+            counters: self.counters.since(&earlier.counters),
+            device_bytes_written: growth,
+            usage: self.usage.since(&earlier.usage),
         }
     }
 }
@@ -307,8 +355,10 @@ fn share(operations: u64, thread: usize, threads: usize) -> Range<u64> {
 
 #[cfg(test)]
 mod tests {
+    use lightkv::{Db, EngineKind};
+
     use super::*;
-    use crate::Wrong;
+    use crate::{LightKvTarget, Wrong};
 
     fn settings() -> Settings {
         Settings {
@@ -319,10 +369,11 @@ mod tests {
         }
     }
 
-    fn open() -> (tempfile::TempDir, Db) {
+    fn open() -> (tempfile::TempDir, Db, LightKvTarget) {
         let directory = tempfile::tempdir().unwrap();
         let db = Db::open(directory.path()).unwrap();
-        (directory, db)
+        let target = LightKvTarget::new(db.clone(), EngineKind::LightKv, directory.path(), false);
+        (directory, db, target)
     }
 
     #[test]
@@ -340,7 +391,7 @@ mod tests {
 
     #[test]
     fn impossible_settings_are_refused() {
-        let (_directory, db) = open();
+        let (_directory, _db, target) = open();
         for settings in [
             Settings {
                 records: 0,
@@ -363,20 +414,20 @@ mod tests {
                 ..settings()
             },
         ] {
-            let result = Bench::new(&db, EngineKind::LightKv, settings);
+            let result = Bench::new(&target, settings);
             assert!(matches!(result, Err(BenchError::InvalidSetting { .. })));
         }
     }
 
     #[test]
     fn every_workload_runs_and_reports() {
-        let (_directory, db) = open();
+        let (_directory, db, target) = open();
         for distribution in Distribution::ALL {
             let settings = Settings {
                 distribution,
                 ..settings()
             };
-            let mut bench = Bench::new(&db, EngineKind::LightKv, settings).unwrap();
+            let mut bench = Bench::new(&target, settings).unwrap();
             for workload in Workload::ALL {
                 let progress = AtomicU64::new(0);
                 let report = bench.run(workload, &progress).unwrap();
@@ -395,7 +446,7 @@ mod tests {
                 let scans = matches!(workload, Workload::ReadSeq | Workload::Range100);
                 assert_eq!(report.scan_us.is_some(), scans);
                 if workload.fills() {
-                    assert_eq!(report.counters.puts, 2_000);
+                    assert_eq!(report.counters.get("puts"), Some(2_000));
                     assert_eq!(report.user_bytes_written, 2_000 * 116);
                 }
             }
@@ -409,14 +460,14 @@ mod tests {
 
     #[test]
     fn a_missing_record_ends_the_run() {
-        let (_directory, db) = open();
-        let mut bench = Bench::new(&db, EngineKind::LightKv, settings()).unwrap();
+        let (_directory, db, target) = open();
+        let mut bench = Bench::new(&target, settings()).unwrap();
         bench.run(Workload::FillRandom, &AtomicU64::new(0)).unwrap();
         db.delete(crate::keys::key(77)).unwrap();
         for workload in [Workload::ReadRandom, Workload::ReadSeq, Workload::Range100] {
             let mut settings = settings();
             settings.reads = Some(100_000);
-            let mut bench = Bench::new(&db, EngineKind::LightKv, settings).unwrap();
+            let mut bench = Bench::new(&target, settings).unwrap();
             let error = bench.run(workload, &AtomicU64::new(0)).unwrap_err();
             let BenchError::WrongAnswer { wrong, .. } = error else {
                 panic!("{error}")
@@ -430,13 +481,13 @@ mod tests {
 
     #[test]
     fn wrong_stale_and_unexpected_values_end_the_run() {
-        let (_directory, db) = open();
+        let (_directory, db, target) = open();
         let settings = Settings {
             records: 1,
             threads: 1,
             ..settings()
         };
-        let mut bench = Bench::new(&db, EngineKind::LightKv, settings).unwrap();
+        let mut bench = Bench::new(&target, settings).unwrap();
         bench.run(Workload::FillSeq, &AtomicU64::new(0)).unwrap();
         let first = db.get(crate::keys::key(0)).unwrap().unwrap();
         bench.run(Workload::FillSeq, &AtomicU64::new(0)).unwrap();

@@ -3,8 +3,6 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use lightkv::{Db, WriteOptions};
-
 use crate::clock::Clock;
 use crate::distribution::Sampler;
 use crate::error::{BenchError, Wrong};
@@ -12,6 +10,7 @@ use crate::keys::{KEY_LEN_BYTES, key, missing_key, number};
 use crate::latency::LatencyRecorder;
 use crate::permutation::Permutation;
 use crate::random::Random;
+use crate::target::Target;
 use crate::values::Values;
 use crate::workload::Workload;
 
@@ -30,14 +29,12 @@ pub(crate) fn version(position: u64, index: u64) -> u64 {
 }
 
 /// What all threads of one workload share.
-#[derive(Debug)]
 pub(crate) struct Job<'a> {
-    pub(crate) db: &'a Db,
+    pub(crate) target: &'a dyn Target,
     pub(crate) workload: Workload,
     /// Place of the workload in the run.
     pub(crate) position: u64,
     pub(crate) records: u64,
-    pub(crate) write_options: WriteOptions,
     pub(crate) values: &'a Values,
     pub(crate) sampler: &'a Sampler,
     pub(crate) order: &'a Permutation,
@@ -70,6 +67,16 @@ impl Measured {
         }
     }
 
+    /// Counts one more operation.
+    #[inline]
+    fn count(&mut self, job: &Job<'_>) {
+        self.ops += 1;
+        if self.ops.is_multiple_of(PROGRESS_STRIDE) {
+            // Relaxed: a number for display.
+            job.progress.fetch_add(PROGRESS_STRIDE, Ordering::Relaxed);
+        }
+    }
+
     pub(crate) fn merge(&mut self, other: &Self) {
         self.ops += other.ops;
         self.reads.merge(&other.reads);
@@ -80,7 +87,6 @@ impl Measured {
 }
 
 /// One thread's state.
-#[derive(Debug)]
 pub(crate) struct Worker<'a> {
     job: &'a Job<'a>,
     clock: Clock,
@@ -102,9 +108,16 @@ impl<'a> Worker<'a> {
 
     /// Does the operations numbered by `share`, or stops early when another thread failed.
     pub(crate) fn run(mut self, share: Range<u64>) -> Result<Measured, BenchError> {
+        let (target, access) = (self.job.target, self.job.workload.access());
+        target.begin(access).map_err(BenchError::Store)?;
+        self.operate(share)?;
+        target.end(access).map_err(BenchError::Store)?;
+        Ok(self.measured)
+    }
+
+    fn operate(&mut self, share: Range<u64>) -> Result<(), BenchError> {
         if self.job.workload == Workload::ReadSeq {
-            self.read_sequentially(share)?;
-            return Ok(self.measured);
+            return self.read_sequentially(share);
         }
         for index in share {
             // Relaxed: only ends the loop; results are handed over by joining the thread.
@@ -132,14 +145,16 @@ impl<'a> Worker<'a> {
                 }
                 Workload::ReadSeq => unreachable!("handled above"),
             }
-            self.count();
+            self.measured.count(self.job);
         }
-        Ok(self.measured)
+        Ok(())
     }
 
     /// Overwrites at least one record and goes on until told to stop: the writer of `readwhilewriting`.
     /// Its puts are no `ops`.
     pub(crate) fn overwrite_until_stopped(mut self) -> Result<Measured, BenchError> {
+        let (target, access) = (self.job.target, self.job.workload.access());
+        target.begin(access).map_err(BenchError::Store)?;
         for index in 0.. {
             let number = self.draw();
             self.put(number, index)?;
@@ -148,6 +163,7 @@ impl<'a> Worker<'a> {
                 break;
             }
         }
+        target.end(access).map_err(BenchError::Store)?;
         Ok(self.measured)
     }
 
@@ -157,27 +173,15 @@ impl<'a> Worker<'a> {
     }
 
     #[inline]
-    fn count(&mut self) {
-        self.measured.ops += 1;
-        if self.measured.ops.is_multiple_of(PROGRESS_STRIDE) {
-            // Relaxed: a number for display.
-            self.job
-                .progress
-                .fetch_add(PROGRESS_STRIDE, Ordering::Relaxed);
-        }
-    }
-
-    #[inline]
     fn put(&mut self, number: u64, index: u64) -> Result<(), BenchError> {
         let key = key(number);
         self.job
             .values
             .fill(number, version(self.job.position, index), &mut self.value);
         let start = self.clock.now();
-        self.job
-            .db
-            .put_with(key, &self.value, self.job.write_options)?;
+        let put = self.job.target.put(&key, &self.value);
         self.measured.writes.record(self.clock.elapsed_ns(start));
+        put.map_err(BenchError::Store)?;
         self.measured.user_bytes_written += (KEY_LEN_BYTES + self.value.len()) as u64;
         Ok(())
     }
@@ -185,41 +189,58 @@ impl<'a> Worker<'a> {
     #[inline]
     fn get(&mut self, number: u64) -> Result<(), BenchError> {
         let key = key(number);
-        let start = self.clock.now();
-        let value = self.job.db.get(key)?;
-        self.measured.reads.record(self.clock.elapsed_ns(start));
-        match value {
-            Some(value) => self.check(number, &value),
-            None => Err(self.wrong(&key, Wrong::Missing)),
-        }
+        let (latency_ns, checked) = self.timed_get(&key, |value| match value {
+            Some(value) => self.job.check(number, value),
+            None => Err(self.job.wrong(&key, Wrong::Missing)),
+        })?;
+        self.measured.reads.record(latency_ns);
+        checked
     }
 
     #[inline]
     fn get_missing(&mut self, number: u64) -> Result<(), BenchError> {
         let key = missing_key(number);
-        let start = self.clock.now();
-        let value = self.job.db.get(key)?;
-        self.measured.reads.record(self.clock.elapsed_ns(start));
-        match value {
+        let (latency_ns, checked) = self.timed_get(&key, |value| match value {
             None => Ok(()),
-            Some(_) => Err(self.wrong(&key, Wrong::Unexpected)),
-        }
+            Some(_) => Err(self.job.wrong(&key, Wrong::Unexpected)),
+        })?;
+        self.measured.reads.record(latency_ns);
+        checked
     }
 
-    /// Times the whole scan, then checks what it returned.
+    /// Gets a key and returns the time until its value was there, and what `check` says to the value.
+    #[inline]
+    fn timed_get(
+        &self,
+        key: &[u8],
+        check: impl Fn(Option<&[u8]>) -> Result<(), BenchError>,
+    ) -> Result<(u64, Result<(), BenchError>), BenchError> {
+        let mut answer = None;
+        let start = self.clock.now();
+        let mut read = |value: Option<&[u8]>| {
+            let latency_ns = self.clock.elapsed_ns(start);
+            answer = Some((latency_ns, check(value)));
+        };
+        let got = self.job.target.get(key, &mut read);
+        got.map_err(BenchError::Store)?;
+        answer.ok_or_else(|| self.job.wrong(key, Wrong::Unanswered))
+    }
+
+    /// Times the whole scan, in which every entry is checked.
     fn scan_range(&mut self, first: u64) -> Result<(), BenchError> {
         let count = RANGE_ENTRIES.min(self.job.records - first);
-        let key = key(first);
-        let mut entries = Vec::with_capacity(count as usize);
+        let (mut due, mut checked) = (first, Ok(()));
         let start = self.clock.now();
-        for entry in self.job.db.scan(key.as_slice()..).take(count as usize) {
-            entries.push(entry?);
-        }
+        let mut visit = |key: &[u8], value: &[u8]| {
+            checked = self.job.check_entry(due, key, value);
+            due += 1;
+            checked.is_ok()
+        };
+        let scanned = self.job.target.scan(&key(first), count, &mut visit);
         self.measured.scans.record(self.clock.elapsed_ns(start));
-        for (offset, (key, value)) in entries.iter().enumerate() {
-            self.check_entry(first + offset as u64, key, value)?;
-        }
-        self.check_count(first, entries.len() as u64, count)
+        scanned.map_err(BenchError::Store)?;
+        checked?;
+        self.job.check_count(first, due - first, count)
     }
 
     /// Iterates over the records of a share and checks that it meets each of them and no other.
@@ -227,25 +248,31 @@ impl<'a> Worker<'a> {
         if share.is_empty() {
             return Ok(());
         }
-        let (first, count) = (key(share.start), share.end - share.start);
-        let mut entries = self.job.db.scan(first.as_slice()..).take(count as usize);
-        let mut due = share.start;
-        loop {
-            let start = self.clock.now();
-            let Some(entry) = entries.next() else { break };
-            let (key, value) = entry?;
-            self.measured.scans.record(self.clock.elapsed_ns(start));
-            self.check_entry(due, &key, &value)?;
+        let (job, clock, measured) = (self.job, self.clock, &mut self.measured);
+        let count = share.end - share.start;
+        let (mut due, mut checked) = (share.start, Ok(()));
+        let mut start = clock.now();
+        let mut visit = |key: &[u8], value: &[u8]| {
+            measured.scans.record(clock.elapsed_ns(start));
+            checked = job.check_entry(due, key, value);
             due += 1;
-            self.count();
+            measured.count(job);
+            start = clock.now();
             // Relaxed: as in `run`.
-            if self.job.stop.load(Ordering::Relaxed) {
-                return Ok(());
-            }
+            checked.is_ok() && !job.stop.load(Ordering::Relaxed)
+        };
+        let scanned = job.target.scan(&key(share.start), count, &mut visit);
+        scanned.map_err(BenchError::Store)?;
+        checked?;
+        // Relaxed: as in `run`.
+        if job.stop.load(Ordering::Relaxed) {
+            return Ok(());
         }
-        self.check_count(share.start, due - share.start, count)
+        job.check_count(share.start, due - share.start, count)
     }
+}
 
+impl Job<'_> {
     fn check_entry(&self, due: u64, key: &[u8], value: &[u8]) -> Result<(), BenchError> {
         if number(key) != Some(due) {
             let found = key.escape_ascii().to_string();
@@ -264,13 +291,13 @@ impl<'a> Worker<'a> {
 
     #[inline]
     fn check(&self, number: u64, value: &[u8]) -> Result<(), BenchError> {
-        match self.job.values.check(number, value) {
-            Ok(found) if found >= self.job.version_min => Ok(()),
+        match self.values.check(number, value) {
+            Ok(found) if found >= self.version_min => Ok(()),
             Ok(found) => Err(self.wrong(
                 &key(number),
                 Wrong::Stale {
                     found,
-                    oldest: self.job.version_min,
+                    oldest: self.version_min,
                 },
             )),
             Err(wrong) => Err(self.wrong(&key(number), wrong)),
@@ -281,7 +308,7 @@ impl<'a> Worker<'a> {
     fn wrong(&self, key: &[u8], wrong: Wrong) -> BenchError {
         let key = key.escape_ascii().to_string();
         BenchError::WrongAnswer {
-            workload: self.job.workload.name(),
+            workload: self.workload.name(),
             key,
             wrong,
         }

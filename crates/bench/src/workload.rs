@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::target::Access;
+
 /// What one part of a run does with the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -57,9 +59,20 @@ impl Workload {
         matches!(self, Self::FillSeq | Self::FillRandom)
     }
 
+    /// What its threads do with the store.
+    pub fn access(self) -> Access {
+        match self {
+            Self::FillSeq | Self::FillRandom | Self::Overwrite => Access::WriteOnly,
+            Self::ReadWhileWriting => Access::Mixed,
+            Self::ReadRandom | Self::ReadMissing | Self::ReadSeq | Self::Range100 => {
+                Access::ReadOnly
+            }
+        }
+    }
+
     /// Whether its threads write.
     pub(crate) fn writes(self) -> bool {
-        self.fills() || matches!(self, Self::Overwrite | Self::ReadWhileWriting)
+        self.access() != Access::ReadOnly
     }
 }
 

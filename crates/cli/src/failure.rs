@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn the_kind_is_found_below_other_errors() {
         let store = || lightkv::Error::Missing { path: "s".into() };
-        let failure = Failure::from(lightkv_bench::BenchError::Store(store()));
+        let failure = Failure::from(lightkv_bench::BenchError::Store(store().into()));
         assert_eq!(failure.kind(), "missing");
         assert!(
             failure

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lightkv::Db;
-use lightkv_bench::{Bench, LatencySummary, Report, Settings, Workload, clock_cost};
+use lightkv_bench::{
+    Bench, LatencySummary, LightKvTarget, Report, Settings, Target, Workload, clock_cost,
+};
 use tempfile::TempDir;
 
 use crate::arguments::{BenchArguments, StoreArguments};
@@ -26,7 +27,6 @@ pub(crate) fn bench(store: &StoreArguments, command: &BenchArguments) -> Result<
         threads: command.threads,
         distribution: command.distribution,
         seed: command.seed,
-        sync: command.sync,
         settle: command.settle,
     };
     let place = Place::new(store)?;
@@ -38,7 +38,9 @@ pub(crate) fn bench(store: &StoreArguments, command: &BenchArguments) -> Result<
         "clock: {}; measuring adds {:.0} ns to each latency and {:.0} ns to each operation",
         cost.source, cost.latency_ns, cost.operation_ns,
     ));
-    let result = run(store, command, settings, &db);
+    let target = LightKvTarget::new(db.clone(), store.engine, place.directory(), command.sync);
+    let result = run(store, command, settings, &target);
+    drop(target);
     let closed = db.close();
     result?;
     closed?;
@@ -49,10 +51,10 @@ fn run(
     store: &StoreArguments,
     command: &BenchArguments,
     settings: Settings,
-    db: &Db,
+    target: &dyn Target,
 ) -> Result<(), Failure> {
     let mut output = Output::stdout();
-    let mut bench = Bench::new(db, store.engine, settings.clone())?;
+    let mut bench = Bench::new(target, settings.clone())?;
     for (position, workload) in command.workloads.iter().enumerate() {
         let report = run_one(&mut bench, *workload, settings.operations(*workload))?;
         if store.json {
@@ -126,7 +128,7 @@ fn table_lines(report: &Report) -> Vec<String> {
                 report.write_amplification.map(|factor| format!("{factor:.2}")).unwrap_or_default();
             format!(
                 "{:<16} {:>12} {:>11} {kind:>6} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>9.1} {:>6} {:>9}",
-                first(report.workload.to_owned()),
+                first(report.workload.clone()),
                 first(display_count(report.ops_per_second as u64)),
                 first(display_count(report.ops)),
                 us.mean,

@@ -54,8 +54,11 @@ fn every_workload_is_one_line_with_the_documented_names() {
             "user_bytes_written",
             "device_bytes_written",
             "write_amplification",
+            "process_bytes_written",
+            "disk_bytes_written",
             "space_bytes",
             "memory_peak_bytes",
+            "cpu_seconds",
             "counters",
             "levels",
         ];
@@ -68,7 +71,7 @@ fn every_workload_is_one_line_with_the_documented_names() {
             if !report[kind].is_null() {
                 assert_eq!(
                     names(&report[kind]),
-                    ["max", "mean", "p50", "p99", "p999", "p9999"]
+                    ["count", "max", "mean", "p50", "p99", "p999", "p9999"]
                 );
             }
         }

@@ -1,0 +1,158 @@
+//! What a workload used, as the kernel counts it: the same for every store, whatever it says of itself.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Bytes of a sector in the kernel's block statistics, whatever the device's own are.
+const SECTOR_LEN_BYTES: u64 = 512;
+
+/// Finds the device below a store once, and reads the counters of process and device.
+#[derive(Debug)]
+pub(crate) struct Resources {
+    /// Statistics of the block device that holds the store's directory.
+    disk_statistics: Option<PathBuf>,
+    directory: Option<PathBuf>,
+}
+
+/// A reading, or the growth between two.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Usage {
+    /// Processor time of all threads of the process, ended ones and the kernel's share included.
+    pub(crate) cpu_seconds: f64,
+    /// Bytes that the process made dirty in files of block devices.
+    pub(crate) process_bytes_written: Option<u64>,
+    /// Bytes that the device was told to write, whoever told it.
+    pub(crate) disk_bytes_written: Option<u64>,
+}
+
+impl Resources {
+    /// For a store in this directory.
+    pub(crate) fn new(directory: Option<&Path>) -> Self {
+        Self {
+            disk_statistics: directory.and_then(disk_statistics),
+            directory: directory.map(Path::to_owned),
+        }
+    }
+
+    pub(crate) fn usage(&self) -> Usage {
+        let disk = self.disk_statistics.as_deref();
+        Usage {
+            cpu_seconds: cpu_seconds(),
+            process_bytes_written: read_number("/proc/self/io", parse_write_bytes),
+            disk_bytes_written: disk.and_then(|path| read_number(path, parse_sectors_written)),
+        }
+    }
+
+    /// Writes back what is dirty in the file system of the store, so that the device has counted it.
+    /// Best effort: a refusal leaves it for later, and the figure smaller.
+    pub(crate) fn write_back(&self) {
+        if let Some(directory) = &self.directory
+            && let Ok(file) = File::open(directory)
+        {
+            let _refused = rustix::fs::syncfs(&file);
+        }
+    }
+}
+
+impl Usage {
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        let growth = |now: Option<u64>, before: Option<u64>| Some(now?.saturating_sub(before?));
+        Self {
+            cpu_seconds: self.cpu_seconds - earlier.cpu_seconds,
+            process_bytes_written: growth(
+                self.process_bytes_written,
+                earlier.process_bytes_written,
+            ),
+            disk_bytes_written: growth(self.disk_bytes_written, earlier.disk_bytes_written),
+        }
+    }
+}
+
+fn cpu_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Where the kernel shows the statistics of the device below a directory; `None` where there is no
+/// single one, as for tmpfs, overlays and volumes of several devices.
+fn disk_statistics(directory: &Path) -> Option<PathBuf> {
+    let device = fs::metadata(directory).ok()?.dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let path = PathBuf::from(format!("/sys/dev/block/{major}:{minor}/stat"));
+    path.exists().then_some(path)
+}
+
+fn read_number(path: impl AsRef<Path>, parse: fn(&str) -> Option<u64>) -> Option<u64> {
+    parse(&fs::read_to_string(path).ok()?)
+}
+
+fn parse_write_bytes(io: &str) -> Option<u64> {
+    let mut lines = io.lines();
+    let number = lines.find_map(|line| line.strip_prefix("write_bytes:"))?;
+    number.trim().parse().ok()
+}
+
+/// The seventh number of Documentation/block/stat: sectors written.
+fn parse_sectors_written(statistics: &str) -> Option<u64> {
+    let sectors: u64 = statistics.split_whitespace().nth(6)?.parse().ok()?;
+    Some(sectors * SECTOR_LEN_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn reads_the_kernels_forms() {
+        let io = "wchar: 9\nwrite_bytes: 4096\ncancelled_write_bytes: 7\n";
+        assert_eq!(parse_write_bytes(io), Some(4_096));
+        assert_eq!(parse_write_bytes("wchar: 9\n"), None);
+        let statistics = "  1  2  3  4  5  6  7  8  9 10 11 12 13 14 15 16 17\n";
+        assert_eq!(parse_sectors_written(statistics), Some(7 * 512));
+        assert_eq!(parse_sectors_written("1 2 3"), None);
+    }
+
+    #[test]
+    fn work_of_every_thread_is_counted() {
+        let resources = Resources::new(None);
+        let before = resources.usage();
+        let spin = || {
+            let begin = Instant::now();
+            while begin.elapsed().as_millis() < 60 {
+                std::hint::spin_loop();
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(spin);
+            scope.spawn(spin);
+        });
+        let used = resources.usage().since(&before);
+        // Other tests run beside this one, so there is no upper bound.
+        assert!(used.cpu_seconds > 0.02, "{used:?}");
+        assert_eq!(used.disk_bytes_written, None);
+    }
+
+    #[test]
+    fn bytes_that_reach_a_device_are_counted() {
+        let directory = tempfile::tempdir().unwrap();
+        let resources = Resources::new(Some(directory.path()));
+        let before = resources.usage();
+        let file = directory.path().join("file");
+        fs::write(&file, vec![1; 4 << 20]).unwrap();
+        resources.write_back();
+        let used = resources.usage().since(&before);
+        // Where the directory lies on tmpfs, nothing was written to any device.
+        if resources.disk_statistics.is_some() {
+            assert!(
+                used.process_bytes_written
+                    .is_none_or(|bytes| bytes >= 4 << 20)
+            );
+            assert!(used.disk_bytes_written.unwrap() >= 4 << 20, "{used:?}");
+        }
+    }
+}
