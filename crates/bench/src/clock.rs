@@ -51,8 +51,13 @@ pub(crate) enum Clock {
 }
 
 /// A reading of [`Clock`], in its own unit.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Stamp(u64);
+
+impl Stamp {
+    /// Later than every other.
+    pub(crate) const NEVER: Self = Self(u64::MAX);
+}
 
 impl Clock {
     pub(crate) fn get() -> Self {
@@ -72,16 +77,34 @@ impl Clock {
         }
     }
 
-    /// Nanoseconds since an earlier stamp; 0 if the counters of two cores disagree.
+    /// Nanoseconds since an earlier stamp.
     #[inline]
     pub(crate) fn elapsed_ns(self, since: Stamp) -> u64 {
-        let units = self.now().0.saturating_sub(since.0);
+        self.ns_between(since, self.now())
+    }
+
+    /// Nanoseconds from one stamp to a later one; 0 if it is not later, as when the counters of two cores
+    /// disagree.
+    #[inline]
+    pub(crate) fn ns_between(self, from: Stamp, to: Stamp) -> u64 {
+        let units = to.0.saturating_sub(from.0);
         match self {
             Self::TimeStampCounter {
                 ns_per_tick_shifted,
             } => ((u128::from(units) * u128::from(ns_per_tick_shifted)) >> 32) as u64,
             Self::Monotonic { .. } => units,
         }
+    }
+
+    /// The stamp so many nanoseconds after another.
+    pub(crate) fn after(self, stamp: Stamp, ns: u64) -> Stamp {
+        let units = match self {
+            Self::TimeStampCounter {
+                ns_per_tick_shifted,
+            } => ((u128::from(ns) << 32) / u128::from(ns_per_tick_shifted)) as u64,
+            Self::Monotonic { .. } => ns,
+        };
+        Stamp(stamp.0.saturating_add(units))
     }
 
     fn source(self) -> &'static str {
@@ -161,7 +184,25 @@ mod tests {
     #[test]
     fn a_stamp_of_the_future_is_no_time_ago() {
         let clock = Clock::get();
-        assert_eq!(clock.elapsed_ns(Stamp(u64::MAX)), 0);
+        assert_eq!(clock.elapsed_ns(Stamp::NEVER), 0);
+    }
+
+    #[test]
+    fn later_stamps_are_as_far_as_asked_for() {
+        let steady = Clock::TimeStampCounter {
+            ns_per_tick_shifted: (1 << 32) * 10 / 23,
+        };
+        let monotonic = Clock::Monotonic {
+            start: Instant::now(),
+        };
+        for clock in [steady, monotonic] {
+            let begin = Stamp(12_345);
+            for ns in [0, 1_000, 1_000_000_000, 86_400_000_000_000] {
+                let back_ns = clock.ns_between(begin, clock.after(begin, ns));
+                assert!(back_ns.abs_diff(ns) <= 1 + ns / 1_000_000_000, "{back_ns}");
+            }
+            assert_eq!(clock.after(Stamp::NEVER, 1), Stamp::NEVER);
+        }
     }
 
     #[test]

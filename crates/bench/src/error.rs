@@ -42,6 +42,9 @@ pub enum Wrong {
     /// A key that was never written has a value.
     #[error("it was never written, but has a value")]
     Unexpected,
+    /// A key that was deleted has a value.
+    #[error("it was deleted, but has a value")]
+    Deleted,
     /// A scan returned another key than the one that follows.
     #[error("the scan returned {found} instead")]
     Order {

@@ -4,7 +4,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 /// Longest latency told apart, in nanoseconds: ten minutes.
-const LATENCY_MAX_NS: u64 = 600_000_000_000;
+pub(crate) const LATENCY_MAX_NS: u64 = 600_000_000_000;
 
 /// Latencies of one kind of operation of one thread, to three significant digits.
 #[derive(Debug)]

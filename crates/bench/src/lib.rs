@@ -24,17 +24,28 @@
 //! # }
 //! ```
 
+mod check;
+#[cfg(test)]
+mod chi_square;
 mod clock;
 mod distribution;
 mod error;
+#[cfg(test)]
+mod fake_target;
+mod key_space;
 mod keys;
 mod latency;
+mod measured;
 mod memory;
+mod mixgraph;
+mod pace;
 mod permutation;
 mod random;
 mod report;
 mod resources;
 mod run;
+mod series;
+mod settings;
 mod target;
 mod values;
 mod worker;
@@ -46,7 +57,9 @@ pub use error::{BenchError, Wrong};
 pub use keys::{KEY_LEN_BYTES, RECORDS_MAX};
 pub use latency::LatencySummary;
 pub use report::{Report, Settled};
-pub use run::{Bench, Settings};
+pub use run::Bench;
+pub use series::SecondReport;
+pub use settings::Settings;
 pub use target::{
     Access, DurabilityClass, LightKvTarget, Numbers, ReadValue, Target, TargetError, VisitEntry,
 };

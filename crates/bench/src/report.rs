@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::latency::LatencySummary;
+use crate::series::SecondReport;
 use crate::target::Numbers;
 
 /// Figures of one workload. Serialised by serde it has exactly these names.
@@ -16,20 +17,31 @@ pub struct Report {
     /// What the writes of this run survive: [`crate::DurabilityClass::name`]. Figures of different classes
     /// must not be compared.
     pub durability: String,
-    /// Operations: puts, gets, scans (`range100`) or entries (`readseq`). Those of the writer of
-    /// `readwhilewriting` are not among them; they are `counters.puts`.
+    /// Threads that shared the operations, without writers beside readers.
+    pub threads: usize,
+    /// The rate asked for of an open loop; `None` for a closed one.
+    pub rate_ops_per_second: Option<f64>,
+    /// Operations: puts, deletes, gets, scans, entries (`readseq`), pairs of a get and a put
+    /// (`readmodifywrite` and its part of `ycsbf`). Those of writers beside readers are among them.
     pub ops: u64,
     /// From the start of the threads to the end of the last, in seconds; without settling.
     pub seconds: f64,
     /// `ops` / `seconds`.
     pub ops_per_second: f64,
-    /// Latency of gets, in microseconds.
+    /// The same of the slowest whole second in which all threads were at work; `None` if there was none.
+    pub slowest_second_ops_per_second: Option<f64>,
+    /// Latency of gets, in microseconds, until the value is there; its check comes after that. In an open
+    /// loop, this and the next three count from when the operation was due.
     pub read_us: Option<LatencySummary>,
-    /// Latency of puts, in microseconds.
+    /// Latency of puts and deletes, in microseconds.
     pub write_us: Option<LatencySummary>,
-    /// Latency of whole scans (`range100`) or of single steps (`readseq`), in microseconds.
+    /// Latency of whole scans, the checks of their entries included, or of single steps (`readseq`), in
+    /// microseconds.
     pub scan_us: Option<LatencySummary>,
-    /// Bytes of keys and values put.
+    /// Latency of a get, its check and a put of the same key together, in microseconds; get and put are
+    /// in `read_us` and `write_us` too.
+    pub read_modify_write_us: Option<LatencySummary>,
+    /// Bytes of keys and values put, and of keys deleted.
     pub user_bytes_written: u64,
     /// Bytes that the store counts as written to its device until the end of the workload, those of
     /// background work that earlier workloads left included; `None` if it does not count. LightKV counts
@@ -58,6 +70,9 @@ pub struct Report {
     pub counters: Numbers,
     /// The store's levels at the end.
     pub levels: Numbers,
+    /// Every whole second in which all threads were at work, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_series: Option<Vec<SecondReport>>,
     /// The same after background work came to rest, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settled: Option<Settled>,
@@ -103,12 +118,16 @@ mod tests {
             workload: "readseq".into(),
             engine: "lightkv".into(),
             durability: "process_crash".into(),
+            threads: 1,
+            rate_ops_per_second: None,
             ops: 1,
             seconds: 0.5,
             ops_per_second: 2.0,
+            slowest_second_ops_per_second: None,
             read_us: None,
             write_us: None,
             scan_us: None,
+            read_modify_write_us: None,
             user_bytes_written: 0,
             device_bytes_written: Some(0),
             write_amplification: None,
@@ -119,6 +138,7 @@ mod tests {
             cpu_seconds: 0.0,
             counters: [("puts", 1)].into_iter().collect(),
             levels: [("tables", 1)].into_iter().collect(),
+            time_series: None,
             settled: None,
         };
         let line = serde_json::to_string(&report).unwrap();
@@ -127,12 +147,16 @@ mod tests {
             "workload",
             "engine",
             "durability",
+            "threads",
+            "rate_ops_per_second",
             "ops",
             "seconds",
             "ops_per_second",
+            "slowest_second_ops_per_second",
             "read_us",
             "write_us",
             "scan_us",
+            "read_modify_write_us",
             "user_bytes_written",
             "device_bytes_written",
             "write_amplification",
@@ -152,6 +176,7 @@ mod tests {
             rest = &rest[place..];
         }
         assert!(line.contains("\"read_us\":null") && !line.contains("settled"));
+        assert!(!line.contains("time_series"));
         assert!(!line.contains('\n'));
         assert_eq!(serde_json::from_str::<Report>(&line).unwrap(), report);
     }

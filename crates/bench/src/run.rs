@@ -2,106 +2,32 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Barrier, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::check::Checker;
 use crate::clock::Clock;
 use crate::distribution::{Distribution, Sampler};
 use crate::error::BenchError;
-use crate::keys::RECORDS_MAX;
+use crate::key_space::KeySpace;
+use crate::measured::{Kind, Measured};
 use crate::memory;
+use crate::mixgraph::HotRanges;
+use crate::pace::InStep;
 use crate::permutation::Permutation;
 use crate::random::Random;
 use crate::report::{Report, Settled, amplification};
 use crate::resources::{Resources, Usage};
-use crate::target::{Numbers, Target};
+use crate::settings::Settings;
+use crate::target::{Access, Numbers, Target};
 use crate::values::Values;
-use crate::worker::{Job, Measured, Worker, version};
-use crate::workload::Workload;
+use crate::worker::{Job, Picker, Worker, version};
+use crate::workload::{Plan, Workload};
 
 /// Longest wait for background work to come to rest.
 const SETTLE_MAX: Duration = Duration::from_secs(60);
-
-/// Scans that `range100` does for each record of the store.
-const SCANS_PER_RECORD: f64 = 0.1;
-
-/// What a run does.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Records in the store, and operations of each workload unless said otherwise; 1 to
-    /// [`RECORDS_MAX`].
-    pub records: u64,
-    /// Operations of `readrandom`, `readmissing`, `range100` and `readwhilewriting`; default as many as
-    /// records, a tenth of that for `range100`. `readseq` always reads every record.
-    pub reads: Option<u64>,
-    /// Length of every value in bytes, up to [`lightkv::VALUE_LEN_MAX_BYTES`]. From 16 bytes on, values
-    /// carry a version, and stale reads are found too.
-    pub value_len_bytes: usize,
-    /// Threads, which share the operations; 1 to 1,024. `readwhilewriting` adds its writer.
-    pub threads: usize,
-    /// Which records `overwrite` and the reads choose.
-    pub distribution: Distribution,
-    /// Seed of every random choice.
-    pub seed: u64,
-    /// Whether writing workloads wait, after their figures are taken, until background work has come to
-    /// rest (60 s at most), and report that too.
-    pub settle: bool,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            records: 1_000_000,
-            reads: None,
-            value_len_bytes: 100,
-            threads: 1,
-            distribution: Distribution::Uniform,
-            seed: 1,
-            settle: false,
-        }
-    }
-}
-
-impl Settings {
-    fn check(&self) -> Result<(), BenchError> {
-        let invalid =
-            |setting, message: String| Err(BenchError::InvalidSetting { setting, message });
-        if !(1..=RECORDS_MAX).contains(&self.records) {
-            return invalid("records", format!("1 to {RECORDS_MAX} are possible"));
-        }
-        if self.reads == Some(0) {
-            return invalid("reads", "1 is the least".into());
-        }
-        if self.value_len_bytes > lightkv::VALUE_LEN_MAX_BYTES {
-            let limit_bytes = lightkv::VALUE_LEN_MAX_BYTES;
-            return invalid(
-                "value_len_bytes",
-                format!("{limit_bytes} bytes are the most"),
-            );
-        }
-        if !(1..=1_024).contains(&self.threads) {
-            return invalid("threads", "1 to 1,024 are possible".into());
-        }
-        Ok(())
-    }
-
-    /// Operations of a workload.
-    pub fn operations(&self, workload: Workload) -> u64 {
-        match workload {
-            Workload::FillSeq | Workload::FillRandom | Workload::Overwrite | Workload::ReadSeq => {
-                self.records
-            }
-            Workload::ReadRandom | Workload::ReadMissing | Workload::ReadWhileWriting => {
-                self.reads.unwrap_or(self.records)
-            }
-            Workload::Range100 => self
-                .reads
-                .unwrap_or(((self.records as f64 * SCANS_PER_RECORD) as u64).max(1)),
-        }
-    }
-}
 
 /// A run on one open store.
 pub struct Bench<'a> {
@@ -109,12 +35,44 @@ pub struct Bench<'a> {
     resources: Resources,
     settings: Settings,
     values: Values,
-    sampler: Sampler,
-    order: Permutation,
+    keys: KeySpace,
+    samplers: Samplers,
     /// Workloads started so far.
     position: u64,
-    /// Oldest version that a read may return: that of the last complete fill.
-    version_min: u64,
+}
+
+/// Which records are hot: the same in all workloads of a run, as they are in life.
+struct Samplers {
+    /// By the distribution of the settings.
+    chosen: Sampler,
+    zipfian: Sampler,
+    latest: Sampler,
+    hot_ranges: HotRanges,
+}
+
+impl Samplers {
+    fn new(settings: &Settings) -> Self {
+        let sampler = |distribution| Sampler::new(distribution, settings.records, settings.seed);
+        Self {
+            chosen: sampler(settings.distribution),
+            zipfian: sampler(Distribution::Zipfian),
+            latest: sampler(Distribution::Latest),
+            hot_ranges: HotRanges::new(settings.records, settings.seed),
+        }
+    }
+
+    fn picker(&self, workload: Workload) -> Picker<'_> {
+        match workload {
+            Workload::MixGraph => Picker::HotRanges(&self.hot_ranges),
+            Workload::YcsbD => Picker::Distribution(&self.latest),
+            Workload::YcsbA
+            | Workload::YcsbB
+            | Workload::YcsbC
+            | Workload::YcsbE
+            | Workload::YcsbF => Picker::Distribution(&self.zipfian),
+            _ => Picker::Distribution(&self.chosen),
+        }
+    }
 }
 
 impl fmt::Debug for Bench<'_> {
@@ -138,52 +96,65 @@ impl<'a> Bench<'a> {
             target,
             resources: Resources::new(target.directory()),
             values: Values::new(settings.value_len_bytes),
-            sampler: Sampler::new(settings.distribution, settings.records, settings.seed),
-            order: Permutation::new(settings.records, settings.seed),
+            keys: KeySpace::new(settings.records),
+            samplers: Samplers::new(&settings),
             settings,
             position: 0,
-            version_min: 0,
         })
     }
 
-    /// Runs one workload and returns its figures. `progress` grows by the operations done, for display.
+    /// Runs one workload and returns its figures. `progress` grows by the operations done, for display;
+    /// those of writers beside readers are not among them.
     ///
     /// # Errors
-    /// [`BenchError::Store`], [`BenchError::WrongAnswer`]; the first one of any thread.
+    /// [`BenchError::InvalidSetting`] before anything was done; [`BenchError::Store`] and
+    /// [`BenchError::WrongAnswer`], the first one of any thread, after which nobody knows what a fill or
+    /// `deleterandom` has done.
     ///
     /// # Panics
     /// If a thread of the workload panicked.
     pub fn run(&mut self, workload: Workload, progress: &AtomicU64) -> Result<Report, BenchError> {
+        self.settings.check_workload(workload)?;
         let position = self.position;
         self.position += 1;
         // The clock calibrates itself at its first use; that must not happen inside the measurement.
         let _calibrated = Clock::get();
-        memory::reset_peak();
+        let mut random = Random::new(self.settings.seed, workload.name(), position, u64::MAX);
+        let order = match workload.plan() {
+            Plan::DeleteShuffled => self.keys.delete_order(random.next_u64()),
+            _ => Permutation::new(self.settings.records, random.next_u64()),
+        };
+        self.expect_writes(workload, position);
         if self.settings.settle {
             // What earlier workloads left dirty shall not be counted as this one's.
             self.resources.write_back();
         }
+        memory::reset_peak();
         let before = Reading::take(self.target, &self.resources);
 
-        let (measured, elapsed) = self.measure(workload, position, progress)?;
+        let (measured, elapsed) = self.measure(workload, position, &order, progress)?;
 
         let used = Reading::take(self.target, &self.resources).since(&before);
         let memory_peak_bytes = memory::peak_bytes();
-        if workload.fills() && self.values.carry_versions() {
-            self.version_min = version(position, 0);
-        }
-        let settled = (self.settings.settle && workload.writes())
+        self.note_written(workload, position, order, &measured);
+        let settled = (self.settings.settle && workload.access() != Access::ReadOnly)
             .then(|| self.settle(&before, measured.user_bytes_written));
+        let seconds = elapsed.as_secs_f64();
+        let slowest_ops = measured.series.slowest_ops();
         Ok(Report {
             workload: workload.name().to_owned(),
             engine: self.target.name().to_owned(),
             durability: self.target.durability().name().to_owned(),
+            threads: self.settings.threads,
+            rate_ops_per_second: self.settings.rate_ops_per_second,
             ops: measured.ops,
-            seconds: elapsed.as_secs_f64(),
-            ops_per_second: measured.ops as f64 / elapsed.as_secs_f64().max(1e-9),
-            read_us: measured.reads.summary(),
-            write_us: measured.writes.summary(),
-            scan_us: measured.scans.summary(),
+            seconds,
+            ops_per_second: measured.ops as f64 / seconds.max(1e-9),
+            slowest_second_ops_per_second: slowest_ops.map(|ops| ops as f64),
+            read_us: measured.summary(Kind::Read),
+            write_us: measured.summary(Kind::Write),
+            scan_us: measured.summary(Kind::Scan),
+            read_modify_write_us: measured.summary(Kind::ReadModifyWrite),
             user_bytes_written: measured.user_bytes_written,
             device_bytes_written: used.device_bytes_written,
             write_amplification: amplification(
@@ -197,8 +168,46 @@ impl<'a> Bench<'a> {
             cpu_seconds: used.usage.cpu_seconds,
             counters: used.counters,
             levels: self.target.levels(),
+            time_series: self.settings.time_series.then(|| measured.series.report()),
             settled,
         })
+    }
+
+    /// The version of the first write of a workload: 0 if values carry none.
+    fn first_version(&self, position: u64) -> u64 {
+        if self.values.carry_versions() {
+            return version(position, 0);
+        }
+        0
+    }
+
+    /// Tells the key space what a workload is about to write.
+    fn expect_writes(&mut self, workload: Workload, position: u64) {
+        let first_version = self.first_version(position);
+        match workload.plan() {
+            Plan::DeleteShuffled | Plan::ReadAll => {}
+            Plan::PutInOrder | Plan::PutShuffled => self.keys.written(first_version),
+            Plan::Draw(_) if workload.access() == Access::ReadOnly => {}
+            Plan::Draw(_) => {
+                self.keys.written(first_version);
+                self.keys.inserts_from(first_version);
+            }
+        }
+    }
+
+    /// Tells the key space what a workload has written.
+    fn note_written(
+        &mut self,
+        workload: Workload,
+        position: u64,
+        order: Permutation,
+        measured: &Measured,
+    ) {
+        if workload.plan() == Plan::DeleteShuffled {
+            self.keys.deleted(order, measured.done.clone());
+        } else if workload.fills() && measured.ops == self.settings.records {
+            self.keys.filled(self.first_version(position));
+        }
     }
 
     /// Lets the threads do the workload and merges what they measured.
@@ -206,89 +215,113 @@ impl<'a> Bench<'a> {
         &self,
         workload: Workload,
         position: u64,
+        order: &Permutation,
         progress: &AtomicU64,
     ) -> Result<(Measured, Duration), BenchError> {
         let settings = &self.settings;
-        let operations = settings.operations(workload);
-        let with_writer = workload == Workload::ReadWhileWriting;
-        let (stop, stop_writer) = (AtomicBool::new(false), AtomicBool::new(false));
-        let job = |stop| Job {
+        let threads = settings.threads;
+        let operations = match workload.plan() {
+            Plan::ReadAll => self.keys.count(),
+            _ => settings.operations_or_endless(workload),
+        };
+        let (stop, stop_writers) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (start, writers_progress) = (OnceLock::new(), AtomicU64::new(0));
+        let duration_ns = settings.duration.map(|duration| duration.as_nanos() as u64);
+        let job = Job {
             target: self.target,
             workload,
             position,
-            records: settings.records,
-            values: &self.values,
-            sampler: &self.sampler,
-            order: &self.order,
-            version_min: self.version_min,
-            stop,
+            threads,
+            checker: Checker {
+                workload: workload.name(),
+                values: &self.values,
+                keys: &self.keys,
+            },
+            picker: self.samplers.picker(workload),
+            order,
+            start: &start,
+            duration_ns,
+            rate_ops_per_second: settings.rate_ops_per_second,
+            time_series: settings.time_series,
+            stop: &stop,
             progress,
         };
-        let (job, writer_job) = (job(&stop), job(&stop_writer));
+        // Writers beside readers go on as long as these do.
+        let writer_job = Job {
+            duration_ns: None,
+            rate_ops_per_second: None,
+            stop: &stop_writers,
+            progress: &writers_progress,
+            ..job
+        };
+        let (writers, in_step) = match workload {
+            Workload::ReadWhileWriting => (1, false),
+            Workload::ReadWhileWritingInStep => (threads, true),
+            _ => (0, false),
+        };
+        let pairs: Vec<_> = (0..threads).map(|_| InStep::default()).collect();
+        let (mut reader_sides, mut writer_sides) = (Vec::new(), Vec::new());
+        for [reader, writer] in pairs.iter().map(InStep::sides) {
+            reader_sides.push(in_step.then_some(reader));
+            writer_sides.push(in_step.then_some(writer));
+        }
         let random = |thread| Random::new(settings.seed, workload.name(), position, thread as u64);
-        let start_line = Barrier::new(settings.threads + usize::from(with_writer));
+        let start_line = Barrier::new(threads + writers);
 
         thread::scope(|scope| {
-            let readers: Vec<_> = (0..settings.threads)
-                .map(|thread| {
-                    let share = share(operations, thread, settings.threads);
-                    let (job, stop, start_line) = (&job, &stop, &start_line);
-                    let worker = Worker::new(job, random(thread));
-                    scope.spawn(move || {
-                        start_line.wait();
-                        let begin = Instant::now();
-                        let result = worker.run(share);
-                        if result.is_err() {
-                            // Relaxed: only hurries the others; joining orders everything else.
-                            stop.store(true, Ordering::Relaxed);
-                        }
-                        result.map(|measured| (measured, begin, Instant::now()))
-                    })
-                })
-                .collect();
-            let writer = with_writer.then(|| {
+            let spawn = |job, thread, side, share: Option<Range<u64>>| {
                 let (stop, start_line) = (&stop, &start_line);
-                let worker = Worker::new(&writer_job, random(settings.threads));
+                let worker = Worker::new(job, thread, random(thread), side);
                 scope.spawn(move || {
                     start_line.wait();
-                    let result = worker.overwrite_until_stopped();
+                    let begin = Instant::now();
+                    let result = match share {
+                        Some(share) => worker.run(share),
+                        None => worker.overwrite_until_stopped(),
+                    };
                     if result.is_err() {
-                        // Relaxed: as above.
+                        // Relaxed: only hurries the others; joining orders everything else.
                         stop.store(true, Ordering::Relaxed);
                     }
-                    result
+                    result.map(|measured| (measured, begin, Instant::now()))
                 })
-            });
-
-            let readers: Vec<_> = readers
-                .into_iter()
-                .map(thread::ScopedJoinHandle::join)
+            };
+            let readers: Vec<_> = (0..threads)
+                .zip(reader_sides)
+                .map(|(thread, side)| {
+                    let share = share(operations, thread, threads);
+                    spawn(&job, thread, side, Some(share))
+                })
                 .collect();
+            let writers: Vec<_> = (threads..threads + writers)
+                .zip(writer_sides)
+                .map(|(thread, side)| spawn(&writer_job, thread, side, None))
+                .collect();
+
+            let join = thread::ScopedJoinHandle::join;
+            let readers: Vec<_> = readers.into_iter().map(join).collect();
             // Relaxed: as above.
-            stop_writer.store(true, Ordering::Relaxed);
-            let writer = writer.map(thread::ScopedJoinHandle::join);
+            stop_writers.store(true, Ordering::Relaxed);
+            let writers: Vec<_> = writers.into_iter().map(join).collect();
 
             // Every thread is looked at, so that a panic is never lost behind an error.
-            let (mut all, mut span) = (Measured::new(), None);
-            let mut failure = None;
-            for reader in readers {
-                match reader.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
+            let (mut all, mut span, mut failure) = (None, None, None);
+            let counts_time = (0..).map(|thread| thread < threads);
+            for (result, counts_time) in readers.into_iter().chain(writers).zip(counts_time) {
+                match result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
                     Ok((measured, begin, end)) => {
-                        all.merge(&measured);
+                        merge(&mut all, measured);
                         let (first, last) = span.unwrap_or((begin, end));
-                        span = Some((begin.min(first), end.max(last)));
+                        if counts_time {
+                            span = Some((begin.min(first), end.max(last)));
+                        }
                     }
-                    Err(error) => failure = failure.or(Some(error)),
-                }
-            }
-            if let Some(writer) = writer {
-                match writer.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
-                    Ok(measured) => all.merge(&measured),
                     Err(error) => failure = failure.or(Some(error)),
                 }
             }
             let elapsed = span.map_or(Duration::ZERO, |(begin, end)| end - begin);
-            failure.map_or(Ok((all, elapsed)), Err)
+            let measured = all.unwrap_or_else(|| Measured::new(false));
+            failure.map_or(Ok((measured, elapsed)), Err)
         })
     }
 
@@ -347,6 +380,13 @@ impl Reading {
     }
 }
 
+fn merge(all: &mut Option<Measured>, measured: Measured) {
+    match all {
+        Some(all) => all.merge(measured),
+        None => *all = Some(measured),
+    }
+}
+
 /// The operations of one of several threads; all shares together are `0..operations`.
 fn share(operations: u64, thread: usize, threads: usize) -> Range<u64> {
     let cut = |thread: usize| (u128::from(operations) * thread as u128 / threads as u128) as u64;
@@ -354,157 +394,4 @@ fn share(operations: u64, thread: usize, threads: usize) -> Range<u64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use lightkv::{Db, EngineKind};
-
-    use super::*;
-    use crate::{LightKvTarget, Wrong};
-
-    fn settings() -> Settings {
-        Settings {
-            records: 2_000,
-            threads: 2,
-            settle: true,
-            ..Settings::default()
-        }
-    }
-
-    fn open() -> (tempfile::TempDir, Db, LightKvTarget) {
-        let directory = tempfile::tempdir().unwrap();
-        let db = Db::open(directory.path()).unwrap();
-        let target = LightKvTarget::new(db.clone(), EngineKind::LightKv, directory.path(), false);
-        (directory, db, target)
-    }
-
-    #[test]
-    fn shares_cover_everything_once() {
-        for (operations, threads) in [(10, 3), (2, 4), (1_000_003, 7), (0, 2)] {
-            let mut next = 0;
-            for thread in 0..threads {
-                let share = share(operations, thread, threads);
-                assert_eq!(share.start, next);
-                next = share.end;
-            }
-            assert_eq!(next, operations);
-        }
-    }
-
-    #[test]
-    fn impossible_settings_are_refused() {
-        let (_directory, _db, target) = open();
-        for settings in [
-            Settings {
-                records: 0,
-                ..settings()
-            },
-            Settings {
-                records: RECORDS_MAX + 1,
-                ..settings()
-            },
-            Settings {
-                reads: Some(0),
-                ..settings()
-            },
-            Settings {
-                threads: 0,
-                ..settings()
-            },
-            Settings {
-                value_len_bytes: usize::MAX,
-                ..settings()
-            },
-        ] {
-            let result = Bench::new(&target, settings);
-            assert!(matches!(result, Err(BenchError::InvalidSetting { .. })));
-        }
-    }
-
-    #[test]
-    fn every_workload_runs_and_reports() {
-        let (_directory, db, target) = open();
-        for distribution in Distribution::ALL {
-            let settings = Settings {
-                distribution,
-                ..settings()
-            };
-            let mut bench = Bench::new(&target, settings).unwrap();
-            for workload in Workload::ALL {
-                let progress = AtomicU64::new(0);
-                let report = bench.run(workload, &progress).unwrap();
-                assert_eq!(
-                    report.ops,
-                    if workload == Workload::Range100 {
-                        200
-                    } else {
-                        2_000
-                    }
-                );
-                assert!(report.ops_per_second > 0.0);
-                assert_eq!(report.write_us.is_some(), workload.writes());
-                assert_eq!(report.settled.is_some(), workload.writes());
-                assert_eq!(report.user_bytes_written > 0, workload.writes());
-                let scans = matches!(workload, Workload::ReadSeq | Workload::Range100);
-                assert_eq!(report.scan_us.is_some(), scans);
-                if workload.fills() {
-                    assert_eq!(report.counters.get("puts"), Some(2_000));
-                    assert_eq!(report.user_bytes_written, 2_000 * 116);
-                }
-            }
-        }
-        assert_eq!(
-            db.scan(..).count(),
-            2_000,
-            "the fills wrote exactly the records"
-        );
-    }
-
-    #[test]
-    fn a_missing_record_ends_the_run() {
-        let (_directory, db, target) = open();
-        let mut bench = Bench::new(&target, settings()).unwrap();
-        bench.run(Workload::FillRandom, &AtomicU64::new(0)).unwrap();
-        db.delete(crate::keys::key(77)).unwrap();
-        for workload in [Workload::ReadRandom, Workload::ReadSeq, Workload::Range100] {
-            let mut settings = settings();
-            settings.reads = Some(100_000);
-            let mut bench = Bench::new(&target, settings).unwrap();
-            let error = bench.run(workload, &AtomicU64::new(0)).unwrap_err();
-            let BenchError::WrongAnswer { wrong, .. } = error else {
-                panic!("{error}")
-            };
-            assert!(
-                matches!(wrong, Wrong::Missing | Wrong::Order { .. }),
-                "{workload}: {wrong}"
-            );
-        }
-    }
-
-    #[test]
-    fn wrong_stale_and_unexpected_values_end_the_run() {
-        let (_directory, db, target) = open();
-        let settings = Settings {
-            records: 1,
-            threads: 1,
-            ..settings()
-        };
-        let mut bench = Bench::new(&target, settings).unwrap();
-        bench.run(Workload::FillSeq, &AtomicU64::new(0)).unwrap();
-        let first = db.get(crate::keys::key(0)).unwrap().unwrap();
-        bench.run(Workload::FillSeq, &AtomicU64::new(0)).unwrap();
-        bench.run(Workload::ReadRandom, &AtomicU64::new(0)).unwrap();
-
-        let mut wrong_of = |workload| match bench.run(workload, &AtomicU64::new(0)).unwrap_err() {
-            BenchError::WrongAnswer { wrong, .. } => wrong,
-            error => panic!("{error}"),
-        };
-        db.put(crate::keys::key(0), &first).unwrap();
-        assert!(matches!(
-            wrong_of(Workload::ReadRandom),
-            Wrong::Stale { .. }
-        ));
-        db.put(crate::keys::key(0), vec![0; 100]).unwrap();
-        assert_eq!(wrong_of(Workload::ReadSeq), Wrong::Header);
-        db.put(crate::keys::missing_key(0), b"").unwrap();
-        assert_eq!(wrong_of(Workload::ReadMissing), Wrong::Unexpected);
-    }
-}
+mod tests;

@@ -1,31 +1,35 @@
 //! One thread of one workload.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::clock::Clock;
+use crate::check::Checker;
+use crate::clock::{Clock, Stamp};
 use crate::distribution::Sampler;
 use crate::error::{BenchError, Wrong};
-use crate::keys::{KEY_LEN_BYTES, key, missing_key, number};
-use crate::latency::LatencyRecorder;
+use crate::keys::{KEY_LEN_BYTES, key, missing_key};
+use crate::measured::{Kind, Measured};
+use crate::mixgraph::{HotRanges, scan_entries};
+use crate::pace::{InStepSide, Pace};
 use crate::permutation::Permutation;
 use crate::random::Random;
 use crate::target::Target;
-use crate::values::Values;
-use crate::workload::Workload;
-
-/// Entries of one scan of `range100`.
-const RANGE_ENTRIES: u64 = 100;
+use crate::values::VARIABLE_LEN_BIT;
+use crate::workload::{Operation, Plan, ScanLen, Workload};
 
 /// Operations after which a thread tells its progress.
 const PROGRESS_STRIDE: u64 = 256;
 
-/// Bits of a version that number the operations of one workload; those above number the workloads.
-const VERSION_OPERATION_BITS: u32 = 40;
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// Bits of a version that belong to one workload; those above number the workloads. The highest of them is
+/// [`VARIABLE_LEN_BIT`], the others number its operations.
+const VERSION_WORKLOAD_BITS: u32 = VARIABLE_LEN_BIT.ilog2() + 1;
 
 /// The version that operation `index` of the workload at `position` of the run writes.
 pub(crate) fn version(position: u64, index: u64) -> u64 {
-    (position << VERSION_OPERATION_BITS) | (index & ((1 << VERSION_OPERATION_BITS) - 1))
+    (position << VERSION_WORKLOAD_BITS) | (index % VARIABLE_LEN_BIT)
 }
 
 /// What all threads of one workload share.
@@ -34,283 +38,438 @@ pub(crate) struct Job<'a> {
     pub(crate) workload: Workload,
     /// Place of the workload in the run.
     pub(crate) position: u64,
-    pub(crate) records: u64,
-    pub(crate) values: &'a Values,
-    pub(crate) sampler: &'a Sampler,
+    /// Threads that share operations and rate.
+    pub(crate) threads: usize,
+    pub(crate) checker: Checker<'a>,
+    pub(crate) picker: Picker<'a>,
+    /// The order of shuffled puts and deletes.
     pub(crate) order: &'a Permutation,
-    /// Oldest version that a read may return.
-    pub(crate) version_min: u64,
-    /// Set when a thread failed, and for the background writer when the readers are done.
+    /// When the first thread started.
+    pub(crate) start: &'a OnceLock<Stamp>,
+    pub(crate) duration_ns: Option<u64>,
+    pub(crate) rate_ops_per_second: Option<f64>,
+    pub(crate) time_series: bool,
+    /// Set when a thread failed, and for writers beside readers when the readers are done.
     pub(crate) stop: &'a AtomicBool,
     /// Operations done by all threads, for display.
     pub(crate) progress: &'a AtomicU64,
 }
 
-/// What one thread measured.
-#[derive(Debug)]
-pub(crate) struct Measured {
-    pub(crate) ops: u64,
-    pub(crate) reads: LatencyRecorder,
-    pub(crate) writes: LatencyRecorder,
-    pub(crate) scans: LatencyRecorder,
-    pub(crate) user_bytes_written: u64,
-}
-
-impl Measured {
-    pub(crate) fn new() -> Self {
-        Self {
-            ops: 0,
-            reads: LatencyRecorder::new(),
-            writes: LatencyRecorder::new(),
-            scans: LatencyRecorder::new(),
-            user_bytes_written: 0,
-        }
-    }
-
-    /// Counts one more operation.
-    #[inline]
-    fn count(&mut self, job: &Job<'_>) {
-        self.ops += 1;
-        if self.ops.is_multiple_of(PROGRESS_STRIDE) {
-            // Relaxed: a number for display.
-            job.progress.fetch_add(PROGRESS_STRIDE, Ordering::Relaxed);
-        }
-    }
-
-    pub(crate) fn merge(&mut self, other: &Self) {
-        self.ops += other.ops;
-        self.reads.merge(&other.reads);
-        self.writes.merge(&other.writes);
-        self.scans.merge(&other.scans);
-        self.user_bytes_written += other.user_bytes_written;
-    }
+/// Chooses records.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Picker<'a> {
+    Distribution(&'a Sampler),
+    HotRanges(&'a HotRanges),
 }
 
 /// One thread's state.
 pub(crate) struct Worker<'a> {
     job: &'a Job<'a>,
-    clock: Clock,
+    thread: usize,
     random: Random,
     value: Vec<u8>,
+    in_step: Option<InStepSide<'a>>,
+    pace: Pace,
+    recorder: Recorder<'a>,
+}
+
+/// Notes what ends when.
+struct Recorder<'a> {
+    clock: Clock,
     measured: Measured,
+    next_second: Stamp,
+    deadline: Stamp,
+    /// The earlier of both: the one comparison that most operations need.
+    next_event: Stamp,
+    /// Whether the time is up.
+    expired: bool,
+    progress: &'a AtomicU64,
+}
+
+impl Recorder<'_> {
+    /// Notes the end of an operation.
+    #[inline]
+    fn ended(&mut self, kind: Kind, start: Stamp, end: Stamp) {
+        let latency_ns = self.clock.ns_between(start, end);
+        if end >= self.next_event {
+            self.pass(end);
+        }
+        self.measured.latency(kind, latency_ns);
+        self.measured.operation(latency_ns);
+        if self.measured.ops.is_multiple_of(PROGRESS_STRIDE) {
+            // Relaxed: a number for display.
+            self.progress.fetch_add(PROGRESS_STRIDE, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that it is so late.
+    #[cold]
+    fn pass(&mut self, now: Stamp) {
+        while now >= self.next_second {
+            self.measured.series.next_second();
+            self.next_second = self.clock.after(self.next_second, SECOND_NS);
+        }
+        self.expired = now >= self.deadline;
+        self.next_event = if self.expired {
+            self.next_second
+        } else {
+            self.next_second.min(self.deadline)
+        };
+    }
 }
 
 impl<'a> Worker<'a> {
-    pub(crate) fn new(job: &'a Job<'a>, random: Random) -> Self {
+    pub(crate) fn new(
+        job: &'a Job<'a>,
+        thread: usize,
+        random: Random,
+        in_step: Option<InStepSide<'a>>,
+    ) -> Self {
         Self {
             job,
-            clock: Clock::get(),
+            thread,
             random,
-            value: Vec::with_capacity(job.values.len_bytes()),
-            measured: Measured::new(),
+            value: Vec::with_capacity(job.checker.values.len_bytes()),
+            in_step,
+            pace: Pace::AfterEach,
+            recorder: Recorder {
+                clock: Clock::get(),
+                measured: Measured::new(job.time_series),
+                next_second: Stamp::NEVER,
+                deadline: Stamp::NEVER,
+                next_event: Stamp::NEVER,
+                expired: false,
+                progress: job.progress,
+            },
         }
     }
 
-    /// Does the operations numbered by `share`, or stops early when another thread failed.
+    /// Does the operations numbered by `share`, or ends early when the time is up or another thread failed.
     pub(crate) fn run(mut self, share: Range<u64>) -> Result<Measured, BenchError> {
         let (target, access) = (self.job.target, self.job.workload.access());
+        self.start_clocks();
         target.begin(access).map_err(BenchError::Store)?;
+        let first = share.start;
         self.operate(share)?;
         target.end(access).map_err(BenchError::Store)?;
-        Ok(self.measured)
+        let mut measured = self.recorder.measured;
+        measured.done.push(first..first + measured.ops);
+        Ok(measured)
     }
 
-    fn operate(&mut self, share: Range<u64>) -> Result<(), BenchError> {
-        if self.job.workload == Workload::ReadSeq {
-            return self.read_sequentially(share);
-        }
-        for index in share {
-            // Relaxed: only ends the loop; results are handed over by joining the thread.
+    /// Overwrites records until told to stop, one at least: a writer beside readers.
+    pub(crate) fn overwrite_until_stopped(mut self) -> Result<Measured, BenchError> {
+        let (target, access) = (self.job.target, self.job.workload.access());
+        self.start_clocks();
+        target.begin(access).map_err(BenchError::Store)?;
+        for index in 0.. {
+            if !self.in_step.as_ref().is_none_or(InStepSide::wait) {
+                break;
+            }
+            let number = self.pick();
+            self.put(number, index)?;
+            if let Some(side) = &mut self.in_step {
+                side.step();
+            }
+            // Relaxed: as in `over`.
             if self.job.stop.load(Ordering::Relaxed) {
                 break;
             }
-            match self.job.workload {
-                Workload::FillSeq => self.put(index, index)?,
-                Workload::FillRandom => self.put(self.job.order.apply(index), index)?,
-                Workload::Overwrite => {
-                    let number = self.draw();
-                    self.put(number, index)?;
-                }
-                Workload::ReadRandom | Workload::ReadWhileWriting => {
-                    let number = self.draw();
-                    self.get(number)?;
-                }
-                Workload::ReadMissing => {
-                    let number = self.draw();
-                    self.get_missing(number)?;
-                }
-                Workload::Range100 => {
-                    let number = self.draw();
-                    self.scan_range(number)?;
-                }
-                Workload::ReadSeq => unreachable!("handled above"),
+        }
+        target.end(access).map_err(BenchError::Store)?;
+        Ok(self.recorder.measured)
+    }
+
+    fn start_clocks(&mut self) {
+        let (job, recorder) = (self.job, &mut self.recorder);
+        let clock = recorder.clock;
+        let start = *job.start.get_or_init(|| clock.now());
+        recorder.next_second = clock.after(start, SECOND_NS);
+        recorder.deadline = job
+            .duration_ns
+            .map_or(Stamp::NEVER, |ns| clock.after(start, ns));
+        recorder.next_event = recorder.next_second.min(recorder.deadline);
+        if let Some(rate) = job.rate_ops_per_second {
+            self.pace = Pace::fixed(clock, start, rate, self.thread, job.threads);
+        }
+    }
+
+    fn operate(&mut self, share: Range<u64>) -> Result<(), BenchError> {
+        let order = self.job.order;
+        match self.job.workload.plan() {
+            Plan::ReadAll => self.read_sequentially(share),
+            Plan::PutInOrder => self.repeat(share, |worker, index| worker.put(index, index)),
+            Plan::PutShuffled => {
+                self.repeat(share, |worker, index| worker.put(order.apply(index), index))
             }
-            self.measured.count(self.job);
+            Plan::DeleteShuffled => {
+                self.repeat(share, |worker, index| worker.delete(order.apply(index)))
+            }
+            Plan::Draw(mix) => match mix.only() {
+                Some(operation) => {
+                    self.repeat(share, |worker, index| worker.operation(operation, index))
+                }
+                None => self.repeat(share, |worker, index| {
+                    let operation = mix.draw(&mut worker.random);
+                    worker.operation(operation, index)
+                }),
+            },
+        }
+    }
+
+    #[inline]
+    fn repeat(
+        &mut self,
+        share: Range<u64>,
+        mut one: impl FnMut(&mut Self, u64) -> Result<(), BenchError>,
+    ) -> Result<(), BenchError> {
+        for index in share {
+            if self.over() || !self.in_step.as_ref().is_none_or(InStepSide::wait) {
+                break;
+            }
+            one(self, index)?;
+            if let Some(side) = &mut self.in_step {
+                side.step();
+            }
         }
         Ok(())
     }
 
-    /// Overwrites at least one record and goes on until told to stop: the writer of `readwhilewriting`.
-    /// Its puts are no `ops`.
-    pub(crate) fn overwrite_until_stopped(mut self) -> Result<Measured, BenchError> {
-        let (target, access) = (self.job.target, self.job.workload.access());
-        target.begin(access).map_err(BenchError::Store)?;
-        for index in 0.. {
-            let number = self.draw();
-            self.put(number, index)?;
-            // Relaxed: as in `run`.
-            if self.job.stop.load(Ordering::Relaxed) {
-                break;
-            }
-        }
-        target.end(access).map_err(BenchError::Store)?;
-        Ok(self.measured)
+    #[inline]
+    fn over(&self) -> bool {
+        // Relaxed: only ends the loop; results are handed over by joining the thread.
+        self.recorder.expired || self.job.stop.load(Ordering::Relaxed)
     }
 
     #[inline]
-    fn draw(&mut self) -> u64 {
-        self.job.sampler.draw(&mut self.random)
+    fn operation(&mut self, operation: Operation, index: u64) -> Result<(), BenchError> {
+        match operation {
+            Operation::Read => {
+                let number = self.pick();
+                self.get(number)
+            }
+            Operation::ReadMissing => {
+                let number = self.pick();
+                self.get_missing(number)
+            }
+            Operation::Update => {
+                let number = self.pick();
+                self.put(number, index)
+            }
+            Operation::Insert => {
+                let keys = self.job.checker.keys;
+                let number = keys.allocate();
+                self.put(number, index)?;
+                keys.acknowledge(number);
+                Ok(())
+            }
+            Operation::Scan(len) => {
+                let first = self.pick();
+                let entries = match len {
+                    ScanLen::Fixed(entries) => entries,
+                    ScanLen::UniformTo(most) => 1 + self.random.below(most),
+                    ScanLen::Pareto => scan_entries(&mut self.random),
+                };
+                self.scan(first, entries)
+            }
+            Operation::ReadModifyWrite => {
+                let number = self.pick();
+                self.read_modify_write(number, index)
+            }
+        }
+    }
+
+    #[inline]
+    fn pick(&mut self) -> u64 {
+        match self.job.picker {
+            Picker::Distribution(sampler) => {
+                sampler.draw(&mut self.random, self.job.checker.keys.count())
+            }
+            Picker::HotRanges(ranges) => ranges.draw(&mut self.random),
+        }
+    }
+
+    /// When the next operation starts, `None` if it does not.
+    #[inline]
+    fn start(&mut self) -> Option<Stamp> {
+        let recorder = &mut self.recorder;
+        let start = self
+            .pace
+            .start(recorder.clock, recorder.deadline, self.job.stop);
+        recorder.expired |= start.is_none();
+        start
+    }
+
+    /// Makes the value that an operation writes.
+    #[inline]
+    fn make_value(&mut self, number: u64, index: u64) {
+        let mut version = version(self.job.position, index);
+        if self.job.workload == Workload::MixGraph {
+            version |= VARIABLE_LEN_BIT;
+        }
+        let values = self.job.checker.values;
+        values.fill(number, version, &mut self.value);
+    }
+
+    #[inline]
+    fn count_written(&mut self) {
+        self.recorder.measured.user_bytes_written += (KEY_LEN_BYTES + self.value.len()) as u64;
     }
 
     #[inline]
     fn put(&mut self, number: u64, index: u64) -> Result<(), BenchError> {
         let key = key(number);
-        self.job
-            .values
-            .fill(number, version(self.job.position, index), &mut self.value);
-        let start = self.clock.now();
+        self.make_value(number, index);
+        let Some(start) = self.start() else {
+            return Ok(());
+        };
         let put = self.job.target.put(&key, &self.value);
-        self.measured.writes.record(self.clock.elapsed_ns(start));
+        let end = self.recorder.clock.now();
         put.map_err(BenchError::Store)?;
-        self.measured.user_bytes_written += (KEY_LEN_BYTES + self.value.len()) as u64;
+        self.recorder.ended(Kind::Write, start, end);
+        self.count_written();
+        Ok(())
+    }
+
+    #[inline]
+    fn delete(&mut self, number: u64) -> Result<(), BenchError> {
+        let key = key(number);
+        let Some(start) = self.start() else {
+            return Ok(());
+        };
+        let deleted = self.job.target.delete(&key);
+        let end = self.recorder.clock.now();
+        deleted.map_err(BenchError::Store)?;
+        self.recorder.ended(Kind::Write, start, end);
+        self.recorder.measured.user_bytes_written += KEY_LEN_BYTES as u64;
         Ok(())
     }
 
     #[inline]
     fn get(&mut self, number: u64) -> Result<(), BenchError> {
+        let checker = self.job.checker;
         let key = key(number);
-        let (latency_ns, checked) = self.timed_get(&key, |value| match value {
-            Some(value) => self.job.check(number, value),
-            None => Err(self.job.wrong(&key, Wrong::Missing)),
-        })?;
-        self.measured.reads.record(latency_ns);
-        checked
+        let Some(start) = self.start() else {
+            return Ok(());
+        };
+        let end = self.checked_get(&key, |value| checker.get(number, value))?;
+        self.recorder.ended(Kind::Read, start, end);
+        Ok(())
     }
 
     #[inline]
     fn get_missing(&mut self, number: u64) -> Result<(), BenchError> {
+        let checker = self.job.checker;
         let key = missing_key(number);
-        let (latency_ns, checked) = self.timed_get(&key, |value| match value {
-            None => Ok(()),
-            Some(_) => Err(self.job.wrong(&key, Wrong::Unexpected)),
-        })?;
-        self.measured.reads.record(latency_ns);
-        checked
+        let Some(start) = self.start() else {
+            return Ok(());
+        };
+        let end = self.checked_get(&key, |value| checker.missing(&key, value))?;
+        self.recorder.ended(Kind::Read, start, end);
+        Ok(())
     }
 
-    /// Gets a key and returns the time until its value was there, and what `check` says to the value.
+    /// Gets and checks a value and returns when it was there.
     #[inline]
-    fn timed_get(
+    fn checked_get(
         &self,
         key: &[u8],
         check: impl Fn(Option<&[u8]>) -> Result<(), BenchError>,
-    ) -> Result<(u64, Result<(), BenchError>), BenchError> {
+    ) -> Result<Stamp, BenchError> {
+        let clock = self.recorder.clock;
         let mut answer = None;
-        let start = self.clock.now();
         let mut read = |value: Option<&[u8]>| {
-            let latency_ns = self.clock.elapsed_ns(start);
-            answer = Some((latency_ns, check(value)));
+            let end = clock.now();
+            answer = Some((end, check(value)));
         };
         let got = self.job.target.get(key, &mut read);
         got.map_err(BenchError::Store)?;
-        answer.ok_or_else(|| self.job.wrong(key, Wrong::Unanswered))
+        match answer {
+            Some((end, Ok(()))) => Ok(end),
+            Some((_, Err(wrong))) => Err(wrong),
+            None => Err(self.job.checker.wrong(key, Wrong::Unanswered)),
+        }
+    }
+
+    #[inline]
+    fn read_modify_write(&mut self, number: u64, index: u64) -> Result<(), BenchError> {
+        let checker = self.job.checker;
+        let clock = self.recorder.clock;
+        let key = key(number);
+        let Some(start) = self.start() else {
+            return Ok(());
+        };
+        let read_end = self.checked_get(&key, |value| checker.get(number, value))?;
+        self.make_value(number, index);
+        let write_start = clock.now();
+        let put = self.job.target.put(&key, &self.value);
+        let end = clock.now();
+        put.map_err(BenchError::Store)?;
+        let measured = &mut self.recorder.measured;
+        measured.latency(Kind::Read, clock.ns_between(start, read_end));
+        measured.latency(Kind::Write, clock.ns_between(write_start, end));
+        self.recorder.ended(Kind::ReadModifyWrite, start, end);
+        self.count_written();
+        Ok(())
     }
 
     /// Times the whole scan, in which every entry is checked.
-    fn scan_range(&mut self, first: u64) -> Result<(), BenchError> {
-        let count = RANGE_ENTRIES.min(self.job.records - first);
-        let (mut due, mut checked) = (first, Ok(()));
-        let start = self.clock.now();
+    fn scan(&mut self, first: u64, entries: u64) -> Result<(), BenchError> {
+        let job = self.job;
+        let key = key(first);
+        let Some(start) = self.start() else {
+            return Ok(());
+        };
+        let mut check = job.checker.scan(first);
+        let (mut checked, mut foreign) = (Ok(()), false);
         let mut visit = |key: &[u8], value: &[u8]| {
-            checked = self.job.check_entry(due, key, value);
-            due += 1;
+            foreign = check.is_foreign(key);
+            if foreign {
+                return false;
+            }
+            checked = check.entry(key, value);
             checked.is_ok()
         };
-        let scanned = self.job.target.scan(&key(first), count, &mut visit);
-        self.measured.scans.record(self.clock.elapsed_ns(start));
-        scanned.map_err(BenchError::Store)?;
+        let scanned = job.target.scan(&key, entries, &mut visit);
+        let end = self.recorder.clock.now();
+        let visited = scanned.map_err(BenchError::Store)?;
         checked?;
-        self.job.check_count(first, due - first, count)
+        if foreign || visited < entries {
+            check.complete()?;
+        }
+        self.recorder.ended(Kind::Scan, start, end);
+        Ok(())
     }
 
     /// Iterates over the records of a share and checks that it meets each of them and no other.
     fn read_sequentially(&mut self, share: Range<u64>) -> Result<(), BenchError> {
-        if share.is_empty() {
+        let (job, recorder) = (self.job, &mut self.recorder);
+        let clock = recorder.clock;
+        let (limit, end_key) = (share.end - share.start, key(share.end));
+        if limit == 0 {
             return Ok(());
         }
-        let (job, clock, measured) = (self.job, self.clock, &mut self.measured);
-        let count = share.end - share.start;
-        let (mut due, mut checked) = (share.start, Ok(()));
+        let mut check = job.checker.scan(share.start);
+        let (mut checked, mut stopped) = (Ok(()), false);
         let mut start = clock.now();
         let mut visit = |key: &[u8], value: &[u8]| {
-            measured.scans.record(clock.elapsed_ns(start));
-            checked = job.check_entry(due, key, value);
-            due += 1;
-            measured.count(job);
+            let end = clock.now();
+            if key >= end_key.as_slice() {
+                return false;
+            }
+            recorder.ended(Kind::Scan, start, end);
+            checked = check.entry(key, value);
+            // Relaxed: as in `over`.
+            stopped = recorder.expired || job.stop.load(Ordering::Relaxed);
             start = clock.now();
-            // Relaxed: as in `run`.
-            checked.is_ok() && !job.stop.load(Ordering::Relaxed)
+            checked.is_ok() && !stopped
         };
-        let scanned = job.target.scan(&key(share.start), count, &mut visit);
+        let scanned = job.target.scan(&key(share.start), limit, &mut visit);
         scanned.map_err(BenchError::Store)?;
         checked?;
-        // Relaxed: as in `run`.
-        if job.stop.load(Ordering::Relaxed) {
+        if stopped {
             return Ok(());
         }
-        job.check_count(share.start, due - share.start, count)
-    }
-}
-
-impl Job<'_> {
-    fn check_entry(&self, due: u64, key: &[u8], value: &[u8]) -> Result<(), BenchError> {
-        if number(key) != Some(due) {
-            let found = key.escape_ascii().to_string();
-            return Err(self.wrong(&crate::keys::key(due), Wrong::Order { found }));
-        }
-        self.check(due, value)
-    }
-
-    /// Whether a scan from `first` returned as many entries as it had to.
-    fn check_count(&self, first: u64, found: u64, expected: u64) -> Result<(), BenchError> {
-        if found == expected {
-            return Ok(());
-        }
-        Err(self.wrong(&key(first + found), Wrong::Missing))
-    }
-
-    #[inline]
-    fn check(&self, number: u64, value: &[u8]) -> Result<(), BenchError> {
-        match self.values.check(number, value) {
-            Ok(found) if found >= self.version_min => Ok(()),
-            Ok(found) => Err(self.wrong(
-                &key(number),
-                Wrong::Stale {
-                    found,
-                    oldest: self.version_min,
-                },
-            )),
-            Err(wrong) => Err(self.wrong(&key(number), wrong)),
-        }
-    }
-
-    #[cold]
-    fn wrong(&self, key: &[u8], wrong: Wrong) -> BenchError {
-        let key = key.escape_ascii().to_string();
-        BenchError::WrongAnswer {
-            workload: self.workload.name(),
-            key,
-            wrong,
-        }
+        check.complete_before(share.end)
     }
 }

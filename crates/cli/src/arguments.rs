@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use lightkv::{Compression, EngineKind};
@@ -221,7 +222,9 @@ pub(crate) struct CheckpointArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
-    /// What to run, in this order, on one store
+    /// What to run, in this order, on one store: fillseq, fillrandom, overwrite, readrandom, readmissing,
+    /// readseq, range10, range100, readwhilewriting, readwhilewriting-instep, readmodifywrite, mixgraph,
+    /// ycsba to ycsbf, deleterandom
     #[arg(
         long,
         value_name = "NAMES",
@@ -234,9 +237,14 @@ pub(crate) struct BenchArguments {
     #[arg(long, default_value_t = 1_000_000, value_name = "N")]
     pub(crate) num: u64,
 
-    /// Reads of each reading workload [default: as many as records; a tenth of that for range100]
+    /// Operations of each workload that reads, but readseq [default: as many as records; a tenth of that
+    /// for range10, range100 and ycsbe]
     #[arg(long, value_name = "N")]
     pub(crate) reads: Option<u64>,
+
+    /// End each workload after this time; all but fills, deleterandom and readseq go on until then
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, conflicts_with = "reads")]
+    pub(crate) duration: Option<Duration>,
 
     /// Length of each value
     #[arg(long, default_value = "100", value_name = "BYTES", value_parser = parse_size)]
@@ -246,7 +254,16 @@ pub(crate) struct BenchArguments {
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub(crate) threads: usize,
 
-    /// Which records are chosen: uniform, zipfian or latest
+    /// Open loop: start so many operations a second, whether or not earlier ones have ended, and count
+    /// latencies from when each was due [default: each thread starts the next when one has ended]
+    #[arg(long, value_name = "OPS_PER_SECOND")]
+    pub(crate) rate: Option<f64>,
+
+    /// Report every second: operations, p99 and longest latency
+    #[arg(long)]
+    pub(crate) time_series: bool,
+
+    /// Which records are chosen: uniform, zipfian or latest; ycsb and mixgraph have their own
     #[arg(long, default_value = "uniform", value_name = "NAME")]
     pub(crate) distribution: Distribution,
 
@@ -261,6 +278,13 @@ pub(crate) struct BenchArguments {
     /// After each writing workload, wait for background work and report that too
     #[arg(long)]
     pub(crate) settle: bool,
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| "a number of seconds is needed, as 60 or 0.5".to_owned())?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -283,6 +307,26 @@ mod tests {
         let Command::Bench(bench) = arguments.command else {
             panic!()
         };
-        assert_eq!(bench.workloads, Workload::ALL);
+        assert_eq!(bench.workloads.len(), 8);
+    }
+
+    #[test]
+    fn the_help_names_every_workload() {
+        let mut command = Arguments::command();
+        let bench = command.find_subcommand_mut("bench").unwrap();
+        let help = bench.render_long_help().to_string();
+        for workload in Workload::ALL {
+            let name = workload.name();
+            let named = help.contains(name) || (name.starts_with("ycsb") && help.contains("ycsba"));
+            assert!(named, "{name}");
+        }
+    }
+
+    #[test]
+    fn durations_are_seconds() {
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        for text in ["", "x", "-1", "nan", "1e30"] {
+            assert!(parse_seconds(text).is_err(), "{text}");
+        }
     }
 }

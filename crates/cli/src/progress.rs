@@ -26,6 +26,16 @@ pub(crate) fn operations_bar(name: &str, operations: u64) -> ProgressBar {
     bar
 }
 
+/// A turning sign for operations that go on for a time.
+pub(crate) fn operations_spinner(name: &str) -> ProgressBar {
+    let bar = ProgressBar::new_spinner().with_message(name.to_owned());
+    set_style(
+        &bar,
+        "{msg:16} {spinner} {human_pos} in {elapsed}, {per_sec}",
+    );
+    bar
+}
+
 /// A turning sign for work of unknown length, with a count of records.
 pub(crate) fn records_spinner() -> ProgressBar {
     let bar = ProgressBar::new_spinner();
@@ -57,6 +67,7 @@ mod tests {
         for bar in [
             bytes_bar(10),
             operations_bar("x", 10),
+            operations_spinner("x"),
             records_spinner(),
             spinner("y"),
         ] {

@@ -23,12 +23,19 @@ pub(crate) fn bench(store: &StoreArguments, command: &BenchArguments) -> Result<
     let settings = Settings {
         records: command.num,
         reads: command.reads,
+        duration: command.duration,
         value_len_bytes: usize::try_from(command.value_size).unwrap_or(usize::MAX),
         threads: command.threads,
         distribution: command.distribution,
+        rate_ops_per_second: command.rate,
+        time_series: command.time_series,
         seed: command.seed,
         settle: command.settle,
     };
+    // Not after hours of the workloads before.
+    for workload in &command.workloads {
+        settings.check_workload(*workload)?;
+    }
     let place = Place::new(store)?;
     let db = options(store, place.pool()).open(place.directory())?;
     explain(&format!("store: {}", place.describe()));
@@ -74,8 +81,15 @@ fn run(
 }
 
 /// Runs one workload under a progress bar.
-fn run_one(bench: &mut Bench<'_>, workload: Workload, operations: u64) -> Result<Report, Failure> {
-    let bar = progress::operations_bar(workload.name(), operations);
+fn run_one(
+    bench: &mut Bench<'_>,
+    workload: Workload,
+    operations: Option<u64>,
+) -> Result<Report, Failure> {
+    let bar = match operations {
+        Some(operations) => progress::operations_bar(workload.name(), operations),
+        None => progress::operations_spinner(workload.name()),
+    };
     let (done, finished) = (AtomicU64::new(0), AtomicBool::new(false));
     let report = thread::scope(|scope| {
         let watcher = (!bar.is_hidden()).then(|| {
@@ -105,17 +119,29 @@ fn explain(line: &str) {
 
 fn table_head() -> String {
     format!(
-        "{:<16} {:>12} {:>11} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6} {:>9}",
-        "workload", "ops/s", "ops", "us of", "mean", "p50", "p99", "p99.9", "max", "w.amp", "space"
+        "{:<23} {:>12} {:>12} {:>11} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6} {:>9}",
+        "workload",
+        "ops/s",
+        "slowest s",
+        "ops",
+        "us of",
+        "mean",
+        "p50",
+        "p99",
+        "p99.9",
+        "max",
+        "w.amp",
+        "space"
     )
 }
 
 /// One line for each kind of operation of a workload.
 fn table_lines(report: &Report) -> Vec<String> {
-    let kinds: [(&str, Option<LatencySummary>); 3] = [
+    let kinds: [(&str, Option<LatencySummary>); 4] = [
         ("read", report.read_us),
         ("write", report.write_us),
         ("scan", report.scan_us),
+        ("both", report.read_modify_write_us),
     ];
     let measured = kinds
         .into_iter()
@@ -126,10 +152,13 @@ fn table_lines(report: &Report) -> Vec<String> {
             let first = |text: String| if place == 0 { text } else { String::new() };
             let amplification =
                 report.write_amplification.map(|factor| format!("{factor:.2}")).unwrap_or_default();
+            let slowest = report.slowest_second_ops_per_second;
+            let slowest = slowest.map_or("-".to_owned(), |ops| display_count(ops as u64));
             format!(
-                "{:<16} {:>12} {:>11} {kind:>6} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>9.1} {:>6} {:>9}",
+                "{:<23} {:>12} {:>12} {:>11} {kind:>6} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>9.1} {:>6} {:>9}",
                 first(report.workload.clone()),
                 first(display_count(report.ops_per_second as u64)),
+                first(slowest),
                 first(display_count(report.ops)),
                 us.mean,
                 us.p50,
@@ -141,6 +170,15 @@ fn table_lines(report: &Report) -> Vec<String> {
             )
         })
         .collect();
+    for second in report.time_series.iter().flatten() {
+        lines.push(format!(
+            "  second {:>6} {:>12} operations, p99 {:>9.1} us, max {:>11.1} us",
+            second.second,
+            display_count(second.ops),
+            second.p99_us,
+            second.max_us,
+        ));
+    }
     if let Some(settled) = &report.settled {
         lines.push(format!(
             "  background work {} {:.1} s later: write amplification {:.2}, space {}",

@@ -4,8 +4,9 @@ use serde_json::Value;
 
 use crate::command::{Store, bare_command, json, run};
 
-const ALL: &str =
-    "fillseq,fillrandom,overwrite,readrandom,readmissing,readseq,range100,readwhilewriting";
+const ALL: &str = "fillseq,fillrandom,overwrite,readrandom,readmissing,readseq,range10,range100,\
+                   readwhilewriting,readwhilewriting-instep,readmodifywrite,mixgraph,ycsba,ycsbb,\
+                   ycsbc,ycsbd,ycsbe,ycsbf,deleterandom";
 
 fn reports(output: &str) -> Vec<Value> {
     output.lines().map(json).collect()
@@ -45,12 +46,16 @@ fn every_workload_is_one_line_with_the_documented_names() {
             "workload",
             "engine",
             "durability",
+            "threads",
+            "rate_ops_per_second",
             "ops",
             "seconds",
             "ops_per_second",
+            "slowest_second_ops_per_second",
             "read_us",
             "write_us",
             "scan_us",
+            "read_modify_write_us",
             "user_bytes_written",
             "device_bytes_written",
             "write_amplification",
@@ -67,7 +72,8 @@ fn every_workload_is_one_line_with_the_documented_names() {
         assert_eq!(report["engine"], "lightkv");
         assert_eq!(report["durability"], "process_crash");
         assert!(report["memory_peak_bytes"].as_u64().unwrap() > 0);
-        for kind in ["read_us", "write_us", "scan_us"] {
+        assert!(report["cpu_seconds"].as_f64().unwrap() > 0.0);
+        for kind in ["read_us", "write_us", "scan_us", "read_modify_write_us"] {
             if !report[kind].is_null() {
                 assert_eq!(
                     names(&report[kind]),
@@ -80,7 +86,32 @@ fn every_workload_is_one_line_with_the_documented_names() {
     assert_eq!(reports[0]["user_bytes_written"], 3_000 * (16 + 64));
     assert_eq!(reports[3]["counters"]["gets_hit"], 3_000);
     assert_eq!(reports[4]["counters"]["gets_miss"], 3_000);
-    assert!(!reports[7]["read_us"].is_null() && !reports[7]["write_us"].is_null());
+    assert!(!reports[8]["read_us"].is_null() && !reports[8]["write_us"].is_null());
+    assert!(!reports[10]["read_modify_write_us"].is_null());
+}
+
+#[test]
+fn open_loop_duration_and_time_series() {
+    let words = "bench --workloads fillseq,ycsba --num 500 --duration 1.2 --rate 2000 --threads 2 \
+                 --time-series";
+    let mut arguments: Vec<_> = words.split_whitespace().collect();
+    let table = run(bare_command(&arguments), b"").succeeded();
+    assert!(table.contains("\n  second      0 "), "{table}");
+    arguments.push("--json");
+    let reports = reports(&run(bare_command(&arguments), b"").succeeded());
+    assert_eq!(reports[0]["ops"], 500);
+    assert_eq!(reports[0]["time_series"].as_array().unwrap().len(), 0);
+    let timed = &reports[1];
+    assert_eq!(timed["rate_ops_per_second"], 2_000.0);
+    let ops = timed["ops"].as_u64().unwrap();
+    assert!(ops > 500 && ops <= 2_402, "{ops}");
+    let seconds = timed["time_series"].as_array().unwrap();
+    assert_eq!(seconds.len(), 1);
+    assert_eq!(names(&seconds[0]), ["max_us", "ops", "p99_us", "second"]);
+    assert_eq!(
+        seconds[0]["ops"].as_f64(),
+        timed["slowest_second_ops_per_second"].as_f64()
+    );
 }
 
 #[test]
@@ -141,6 +172,10 @@ fn wrong_settings_are_usage_errors_or_named() {
         ("bench --workloads fillsync", 2),
         ("bench --distribution gauss", 2),
         ("bench --engine rocksdb", 2),
+        ("bench --duration 5 --reads 7", 2),
+        ("bench --duration x", 2),
+        ("bench --rate 100 --workloads fillseq,readseq", 1),
+        ("bench --value-size 8 --workloads mixgraph", 1),
         ("bench --num 0", 1),
         ("bench --threads 0", 1),
     ] {

@@ -1,0 +1,565 @@
+use std::collections::BTreeSet;
+
+use lightkv::{Db, EngineKind};
+
+use super::*;
+use crate::fake_target::{Call, FakeTarget};
+use crate::keys::{key, missing_key};
+use crate::{LatencySummary, LightKvTarget, Wrong};
+
+const RECORDS: u64 = 2_000;
+
+fn settings() -> Settings {
+    Settings {
+        records: RECORDS,
+        ..Settings::default()
+    }
+}
+
+fn open() -> (tempfile::TempDir, Db, LightKvTarget) {
+    let directory = tempfile::tempdir().unwrap();
+    let db = Db::open(directory.path()).unwrap();
+    let target = LightKvTarget::new(db.clone(), EngineKind::LightKv, directory.path(), false);
+    (directory, db, target)
+}
+
+fn run(bench: &mut Bench<'_>, workload: Workload) -> Report {
+    bench.run(workload, &AtomicU64::new(0)).unwrap()
+}
+
+fn wrong(bench: &mut Bench<'_>, workload: Workload) -> Wrong {
+    match bench.run(workload, &AtomicU64::new(0)).unwrap_err() {
+        BenchError::WrongAnswer { wrong, .. } => wrong,
+        error => panic!("{error}"),
+    }
+}
+
+fn count(summary: Option<LatencySummary>) -> u64 {
+    summary.map_or(0, |summary| summary.count)
+}
+
+/// The records that were put, in the order of the puts, and so on.
+fn puts(calls: &[Call]) -> Vec<u64> {
+    let of = |call: &Call| match call {
+        Call::Put(number) => *number,
+        _ => None,
+    };
+    calls.iter().filter_map(of).collect()
+}
+
+fn gets(calls: &[Call]) -> Vec<u64> {
+    let of = |call: &Call| match call {
+        Call::Get(number) => *number,
+        _ => None,
+    };
+    calls.iter().filter_map(of).collect()
+}
+
+fn deletes(calls: &[Call]) -> Vec<u64> {
+    let of = |call: &Call| match call {
+        Call::Delete(number) => *number,
+        _ => None,
+    };
+    calls.iter().filter_map(of).collect()
+}
+
+fn scans(calls: &[Call]) -> Vec<(u64, u64)> {
+    let of = |call: &Call| match call {
+        Call::Scan(first, limit) => Some(((*first)?, *limit)),
+        _ => None,
+    };
+    calls.iter().filter_map(of).collect()
+}
+
+#[test]
+fn shares_cover_everything_once() {
+    for (operations, threads) in [(10, 3), (2, 4), (1_000_003, 7), (0, 2)] {
+        let mut next = 0;
+        for thread in 0..threads {
+            let share = share(operations, thread, threads);
+            assert_eq!(share.start, next);
+            next = share.end;
+        }
+        assert_eq!(next, operations);
+    }
+}
+
+#[test]
+fn every_workload_runs_on_a_store_and_reports() {
+    let (_directory, db, target) = open();
+    for distribution in Distribution::ALL {
+        let settings = Settings {
+            distribution,
+            threads: 2,
+            settle: true,
+            ..settings()
+        };
+        let mut bench = Bench::new(&target, settings.clone()).unwrap();
+        for workload in Workload::ALL {
+            let report = run(&mut bench, workload);
+            if workload.with_writer() {
+                assert!(report.ops > RECORDS);
+            } else if workload == Workload::ReadSeq {
+                assert_eq!(report.ops, RECORDS);
+            } else {
+                assert_eq!(
+                    Some(report.ops),
+                    settings.operations(workload),
+                    "{workload}"
+                );
+            }
+            let writes = workload.access() != Access::ReadOnly;
+            assert!(report.ops_per_second > 0.0 && report.seconds > 0.0);
+            assert_eq!(report.write_us.is_some(), writes, "{workload}");
+            assert_eq!(report.settled.is_some(), writes);
+            assert_eq!(report.user_bytes_written > 0, writes);
+            let kinds = [report.read_us, report.write_us, report.scan_us];
+            let pairs = count(report.read_modify_write_us);
+            // The two parts of a pair are counted as such too.
+            let counted: u64 = kinds.map(count).iter().sum::<u64>() + pairs - 2 * pairs;
+            assert_eq!(counted, report.ops, "{workload}");
+            if workload.fills() {
+                assert_eq!(report.counters.get("puts"), Some(RECORDS));
+                assert_eq!(report.user_bytes_written, RECORDS * 116);
+            }
+        }
+        assert_eq!(db.scan(..).count() as u64, bench.keys.count() - RECORDS);
+    }
+}
+
+#[test]
+fn fills_put_every_record_once_in_the_right_order() {
+    let target = FakeTarget::default();
+    let mut bench = Bench::new(&target, settings()).unwrap();
+    run(&mut bench, Workload::FillSeq);
+    let calls = target.take_calls();
+    assert_eq!(calls.first(), Some(&Call::Begin(Access::WriteOnly)));
+    assert_eq!(calls.last(), Some(&Call::End(Access::WriteOnly)));
+    assert_eq!(puts(&calls), (0..RECORDS).collect::<Vec<_>>());
+
+    let [first, second] = [(), ()].map(|()| {
+        run(&mut bench, Workload::FillRandom);
+        puts(&target.take_calls())
+    });
+    for order in [&first, &second] {
+        assert_eq!(order.len() as u64, RECORDS);
+        assert_eq!(order.iter().collect::<BTreeSet<_>>().len() as u64, RECORDS);
+        let rising = order.windows(2).filter(|pair| pair[0] < pair[1]).count();
+        assert!(
+            (900..1_100).contains(&rising),
+            "{rising} of 1,999 steps rise"
+        );
+    }
+    assert_ne!(first, second, "each fill has an order of its own");
+
+    let same = |seed| {
+        let target = FakeTarget::default();
+        let settings = Settings { seed, ..settings() };
+        run(
+            &mut Bench::new(&target, settings).unwrap(),
+            Workload::FillRandom,
+        );
+        puts(&target.take_calls())
+    };
+    assert_eq!(same(5), same(5));
+    assert_ne!(same(5), same(6));
+}
+
+#[test]
+fn threads_share_what_is_to_be_done() {
+    let target = FakeTarget::default();
+    let settings = Settings {
+        threads: 3,
+        ..settings()
+    };
+    let mut bench = Bench::new(&target, settings).unwrap();
+    for (workload, numbers) in [
+        (Workload::FillSeq, puts as fn(&[Call]) -> Vec<u64>),
+        (Workload::FillRandom, puts),
+        (Workload::DeleteRandom, deletes),
+    ] {
+        run(&mut bench, workload);
+        let mut numbers = numbers(&target.take_calls());
+        numbers.sort_unstable();
+        assert_eq!(numbers, (0..RECORDS).collect::<Vec<_>>(), "{workload}");
+    }
+    run(&mut bench, Workload::FillSeq);
+    target.take_calls();
+    assert_eq!(run(&mut bench, Workload::ReadSeq).ops, RECORDS);
+    let mut parts = scans(&target.take_calls());
+    parts.sort_unstable();
+    assert_eq!(parts, [(0, 666), (666, 667), (1_333, 667)]);
+}
+
+#[test]
+fn different_workloads_draw_different_records() {
+    let target = FakeTarget::default();
+    let mut bench = Bench::new(&target, settings()).unwrap();
+    run(&mut bench, Workload::FillSeq);
+    target.take_calls();
+    let mut sequences = Vec::new();
+    for workload in [
+        Workload::ReadRandom,
+        Workload::ReadRandom,
+        Workload::Overwrite,
+        Workload::ReadMissing,
+        Workload::YcsbC,
+        Workload::ReadModifyWrite,
+    ] {
+        run(&mut bench, workload);
+        let calls = target.take_calls();
+        sequences.push(if workload == Workload::Overwrite {
+            puts(&calls)
+        } else {
+            gets(&calls)
+        });
+    }
+    // Those of missing keys have no numbers.
+    assert!(sequences.remove(3).is_empty());
+    for (place, sequence) in sequences.iter().enumerate() {
+        assert_eq!(sequence.len() as u64, RECORDS);
+        for other in &sequences[..place] {
+            let same = sequence.iter().zip(other).filter(|(a, b)| a == b).count();
+            assert!(same < 100, "{same} of 2,000 draws are the same");
+        }
+    }
+}
+
+#[test]
+fn ranges_have_their_lengths() {
+    let target = FakeTarget::default();
+    let settings = Settings {
+        reads: Some(RECORDS),
+        ..settings()
+    };
+    let mut bench = Bench::new(&target, settings).unwrap();
+    run(&mut bench, Workload::FillSeq);
+    for (workload, shortest, longest) in [
+        (Workload::Range10, 10, 10),
+        (Workload::Range100, 100, 100),
+        (Workload::YcsbE, 1, 100),
+    ] {
+        target.take_calls();
+        let report = run(&mut bench, workload);
+        let lens: Vec<_> = scans(&target.take_calls())
+            .iter()
+            .map(|(_, limit)| *limit)
+            .collect();
+        assert_eq!(count(report.scan_us), lens.len() as u64);
+        assert_eq!(lens.iter().min(), Some(&shortest), "{workload}");
+        assert_eq!(lens.iter().max(), Some(&longest), "{workload}");
+    }
+    run(&mut bench, Workload::FillSeq);
+    target.take_calls();
+    let report = run(&mut bench, Workload::MixGraph);
+    let lens = scans(&target.take_calls());
+    assert!(
+        (30..95).contains(&lens.len()),
+        "3 % of 2,000: {}",
+        lens.len()
+    );
+    let parts = [report.read_us, report.write_us, report.scan_us].map(count);
+    assert!((1_580..1_740).contains(&parts[0]) && (220..340).contains(&parts[1]));
+}
+
+/// YCSB D: what is read is new, what is inserted extends the records, and later workloads know it.
+#[test]
+fn inserts_extend_the_records() {
+    let target = FakeTarget::default();
+    let settings = Settings {
+        reads: Some(10_000),
+        ..settings()
+    };
+    let mut bench = Bench::new(&target, settings).unwrap();
+    run(&mut bench, Workload::FillRandom);
+    target.take_calls();
+    let report = run(&mut bench, Workload::YcsbD);
+    let calls = target.take_calls();
+    let inserted = puts(&calls);
+    assert!((400..600).contains(&inserted.len()), "{}", inserted.len());
+    let expected: Vec<_> = (RECORDS..).take(inserted.len()).collect();
+    assert_eq!(inserted, expected);
+    assert_eq!(count(report.write_us), inserted.len() as u64);
+    let records = RECORDS + inserted.len() as u64;
+    assert_eq!(bench.keys.count(), records);
+
+    let read = gets(&calls);
+    let new = read.iter().filter(|number| **number >= RECORDS).count();
+    assert!(
+        new > read.len() / 2,
+        "{new} of {} reads are of inserted records",
+        read.len()
+    );
+
+    assert_eq!(run(&mut bench, Workload::ReadSeq).ops, records);
+    run(&mut bench, Workload::FillSeq);
+    assert_eq!(run(&mut bench, Workload::ReadSeq).ops, records);
+    // A record that was inserted and got lost is missed.
+    target.delete(&key(records - 1)).unwrap();
+    assert_eq!(wrong(&mut bench, Workload::ReadSeq), Wrong::Missing);
+}
+
+#[test]
+fn inserts_and_scans_of_many_threads_are_checked() {
+    let (_directory, _db, target) = open();
+    let settings = Settings {
+        threads: 4,
+        reads: Some(10_000),
+        ..settings()
+    };
+    let mut bench = Bench::new(&target, settings).unwrap();
+    for workload in [
+        Workload::FillRandom,
+        Workload::YcsbE,
+        Workload::YcsbD,
+        Workload::DeleteRandom,
+        Workload::YcsbE,
+        Workload::YcsbA,
+        Workload::ReadSeq,
+        Workload::MixGraph,
+        Workload::ReadSeq,
+    ] {
+        run(&mut bench, workload);
+    }
+}
+
+#[test]
+fn deleted_records_stay_away_until_they_are_written() {
+    let target = FakeTarget::default();
+    let mut bench = Bench::new(&target, settings()).unwrap();
+    run(&mut bench, Workload::FillRandom);
+    target.take_calls();
+    let report = run(&mut bench, Workload::DeleteRandom);
+    assert_eq!(report.user_bytes_written, RECORDS * 16);
+    let order = deletes(&target.take_calls());
+    assert_eq!(order.iter().collect::<BTreeSet<_>>().len() as u64, RECORDS);
+    for workload in [
+        Workload::ReadRandom,
+        Workload::Range100,
+        Workload::ReadMissing,
+    ] {
+        run(&mut bench, workload);
+    }
+    assert_eq!(run(&mut bench, Workload::ReadSeq).ops, 0);
+
+    let mut value = Vec::new();
+    bench.values.fill(77, 0, &mut value);
+    target.insert(&key(77), &value);
+    assert!(matches!(
+        wrong(&mut bench, Workload::ReadSeq),
+        Wrong::Stale { .. } | Wrong::Deleted
+    ));
+    target.delete(&key(77)).unwrap();
+
+    run(&mut bench, Workload::Overwrite);
+    let entries = run(&mut bench, Workload::ReadSeq).ops;
+    assert!(
+        (1_000..1_500).contains(&entries),
+        "{entries}: 63 % are expected"
+    );
+    run(&mut bench, Workload::FillSeq);
+    assert_eq!(run(&mut bench, Workload::ReadSeq).ops, RECORDS);
+}
+
+#[test]
+fn in_step_there_is_one_write_for_each_read() {
+    let (_directory, _db, target) = open();
+    let mut bench = Bench::new(
+        &target,
+        Settings {
+            threads: 2,
+            ..settings()
+        },
+    )
+    .unwrap();
+    run(&mut bench, Workload::FillRandom);
+    let progress = AtomicU64::new(0);
+    let report = bench
+        .run(Workload::ReadWhileWritingInStep, &progress)
+        .unwrap();
+    let (reads, writes) = (count(report.read_us), count(report.write_us));
+    assert_eq!(reads, RECORDS);
+    // Each of the two writers may be one ahead or behind when its reader ends.
+    assert!(reads.abs_diff(writes) <= 2, "{reads}, {writes}");
+    assert_eq!(report.ops, reads + writes);
+
+    let report = run(&mut bench, Workload::ReadWhileWriting);
+    assert_eq!(count(report.read_us), RECORDS);
+    assert_eq!(report.ops, RECORDS + count(report.write_us));
+}
+
+/// A store that pauses once makes one operation slow if each starts after the one before, but all that
+/// fell due in the meantime if they start at a rate.
+#[test]
+fn a_pause_counts_for_every_operation_that_was_due() {
+    let pause = Duration::from_millis(200);
+    let measure = |rate_ops_per_second| {
+        let mut target = FakeTarget::default();
+        target.pause = Some((RECORDS + 100, pause));
+        let settings = Settings {
+            reads: Some(300),
+            rate_ops_per_second,
+            ..settings()
+        };
+        let mut bench = Bench::new(&target, settings.clone()).unwrap();
+        bench.settings.rate_ops_per_second = None;
+        run(&mut bench, Workload::FillSeq);
+        bench.settings.rate_ops_per_second = rate_ops_per_second;
+        run(&mut bench, Workload::ReadRandom)
+    };
+    let closed = measure(None);
+    let latency = closed.read_us.unwrap();
+    assert!(
+        latency.max >= 200_000.0 && latency.p50 < 50_000.0,
+        "{latency:?}"
+    );
+
+    let open = measure(Some(1_000.0));
+    assert_eq!((open.ops, open.rate_ops_per_second), (300, Some(1_000.0)));
+    assert!(open.seconds >= 0.298, "{} s", open.seconds);
+    let latency = open.read_us.unwrap();
+    // 200 of the 300 were late, evenly from 200 ms down to nothing.
+    assert!(
+        latency.max >= 200_000.0 && latency.p99 >= 180_000.0,
+        "{latency:?}"
+    );
+    assert!((30_000.0..100_000.0).contains(&latency.p50), "{latency:?}");
+    assert!((50_000.0..100_000.0).contains(&latency.mean), "{latency:?}");
+}
+
+#[test]
+fn a_duration_ends_workloads_and_seconds_are_reported() {
+    let target = FakeTarget::default();
+    let settings = Settings {
+        duration: Some(Duration::from_millis(2_100)),
+        threads: 2,
+        rate_ops_per_second: Some(1_000.0),
+        time_series: true,
+        ..settings()
+    };
+    let mut bench = Bench::new(&target, settings.clone()).unwrap();
+    bench.settings.rate_ops_per_second = None;
+    let fill = run(&mut bench, Workload::FillSeq);
+    assert_eq!(fill.ops, RECORDS, "a fill ends with its last record");
+    assert_eq!(fill.slowest_second_ops_per_second, None);
+    assert_eq!(fill.time_series, Some(Vec::new()));
+
+    bench.settings.rate_ops_per_second = settings.rate_ops_per_second;
+    let report = run(&mut bench, Workload::YcsbA);
+    assert!(report.seconds >= 2.1 && report.ops <= 2_102, "{report:?}");
+    let series = report.time_series.unwrap();
+    assert_eq!(series.len(), 2);
+    let slowest = series.iter().map(|second| second.ops).min().unwrap();
+    assert_eq!(report.slowest_second_ops_per_second, Some(slowest as f64));
+    for second in series {
+        assert!(
+            second.ops <= 1_010 && second.p99_us <= second.max_us,
+            "{second:?}"
+        );
+    }
+
+    bench.settings.duration = Some(Duration::from_millis(1));
+    bench.settings.rate_ops_per_second = Some(1.0);
+    let fill = run(&mut bench, Workload::FillRandom);
+    assert!(fill.ops < RECORDS, "out of time");
+    bench.settings.rate_ops_per_second = None;
+    run(&mut bench, Workload::ReadRandom);
+}
+
+#[test]
+fn what_a_partial_delete_left_is_known() {
+    let target = FakeTarget::default();
+    let settings = Settings {
+        threads: 2,
+        ..settings()
+    };
+    let mut bench = Bench::new(&target, settings).unwrap();
+    run(&mut bench, Workload::FillSeq);
+    bench.settings.duration = Some(Duration::from_millis(50));
+    bench.settings.rate_ops_per_second = Some(2_000.0);
+    let deleted = run(&mut bench, Workload::DeleteRandom).ops;
+    assert!((2..=101).contains(&deleted), "{deleted}");
+    (bench.settings.duration, bench.settings.rate_ops_per_second) = (None, None);
+    assert_eq!(run(&mut bench, Workload::ReadSeq).ops, RECORDS - deleted);
+    run(&mut bench, Workload::ReadRandom);
+}
+
+#[test]
+fn settings_that_do_not_fit_a_workload_are_refused() {
+    let target = FakeTarget::default();
+    let refused = Settings {
+        records: 0,
+        ..settings()
+    };
+    let result = Bench::new(&target, refused);
+    assert!(matches!(result, Err(BenchError::InvalidSetting { .. })));
+    let open_loop = Settings {
+        rate_ops_per_second: Some(1.0),
+        ..settings()
+    };
+    let mut bench = Bench::new(&target, open_loop).unwrap();
+    let result = bench.run(Workload::ReadSeq, &AtomicU64::new(0));
+    assert!(matches!(result, Err(BenchError::InvalidSetting { .. })));
+    assert!(target.take_calls().is_empty());
+}
+
+#[test]
+fn a_missing_record_ends_the_run() {
+    let (_directory, db, target) = open();
+    let settings = Settings {
+        reads: Some(100_000),
+        ..settings()
+    };
+    let mut bench = Bench::new(&target, settings).unwrap();
+    run(&mut bench, Workload::FillRandom);
+    db.delete(key(77)).unwrap();
+    for workload in [
+        Workload::ReadRandom,
+        Workload::ReadSeq,
+        Workload::Range100,
+        Workload::ReadModifyWrite,
+        Workload::YcsbC,
+    ] {
+        let wrong = wrong(&mut bench, workload);
+        assert!(
+            matches!(wrong, Wrong::Missing | Wrong::Order { .. }),
+            "{workload}: {wrong}"
+        );
+    }
+}
+
+#[test]
+fn wrong_stale_and_unexpected_values_end_the_run() {
+    let (_directory, db, target) = open();
+    let settings = Settings {
+        records: 1,
+        ..settings()
+    };
+    let mut bench = Bench::new(&target, settings).unwrap();
+    run(&mut bench, Workload::FillSeq);
+    let first = db.get(key(0)).unwrap().unwrap();
+    run(&mut bench, Workload::FillSeq);
+    run(&mut bench, Workload::ReadRandom);
+
+    db.put(key(0), &first).unwrap();
+    let stale = wrong(&mut bench, Workload::ReadRandom);
+    assert!(matches!(stale, Wrong::Stale { .. }));
+    db.put(key(0), vec![0; 100]).unwrap();
+    assert_eq!(wrong(&mut bench, Workload::ReadSeq), Wrong::Header);
+    db.put(missing_key(0), b"").unwrap();
+    assert_eq!(wrong(&mut bench, Workload::ReadMissing), Wrong::Unexpected);
+}
+
+#[test]
+fn a_store_that_forgets_or_keeps_silent_is_found_out() {
+    let mut forgets = FakeTarget::default();
+    forgets.forgets = true;
+    let mut bench = Bench::new(&forgets, settings()).unwrap();
+    run(&mut bench, Workload::FillSeq);
+    assert_eq!(wrong(&mut bench, Workload::ReadRandom), Wrong::Missing);
+
+    let mut silent = FakeTarget::default();
+    silent.silent = true;
+    let mut bench = Bench::new(&silent, settings()).unwrap();
+    assert_eq!(wrong(&mut bench, Workload::ReadMissing), Wrong::Unanswered);
+}
