@@ -20,10 +20,15 @@ const ZEROS: u64 = 0x3030_3030_3030_3030;
 #[inline]
 pub(crate) fn key(number: u64) -> [u8; KEY_LEN_BYTES] {
     debug_assert!(number < 10 * RECORDS_MAX);
-    let mut key = [0; KEY_LEN_BYTES];
+    let mut key = [b'0'; KEY_LEN_BYTES];
     let (front, back) = key.split_at_mut(8);
-    front.copy_from_slice(&eight_digits(number / EIGHT_DIGITS));
-    back.copy_from_slice(&eight_digits(number % EIGHT_DIGITS));
+    let mut rest = number;
+    // Few stores have as many records.
+    if number >= EIGHT_DIGITS {
+        front.copy_from_slice(&eight_digits(number / EIGHT_DIGITS));
+        rest %= EIGHT_DIGITS;
+    }
+    back.copy_from_slice(&eight_digits(rest));
     key
 }
 
@@ -42,7 +47,11 @@ pub(crate) fn number(key: &[u8]) -> Option<u64> {
     let key: &[u8; KEY_LEN_BYTES] = key.try_into().ok()?;
     let (front, back) = key.split_first_chunk::<8>()?;
     let back = back.first_chunk::<8>()?;
-    Some(parse_eight_digits(*front)? * EIGHT_DIGITS + parse_eight_digits(*back)?)
+    let back = parse_eight_digits(*back)?;
+    if u64::from_le_bytes(*front) == ZEROS {
+        return Some(back);
+    }
+    Some(parse_eight_digits(*front)? * EIGHT_DIGITS + back)
 }
 
 /// The digits of a number below 10^8.

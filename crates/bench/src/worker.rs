@@ -377,18 +377,20 @@ impl<'a> Worker<'a> {
         check: impl Fn(Option<&[u8]>) -> Result<(), BenchError>,
     ) -> Result<Stamp, BenchError> {
         let clock = self.recorder.clock;
-        let mut answer = None;
+        // Apart, so that the error, which is large, is only moved where there is one.
+        let (mut end, mut failure) = (None, None);
         let mut read = |value: Option<&[u8]>| {
-            let end = clock.now();
-            answer = Some((end, check(value)));
+            end = Some(clock.now());
+            if let Err(wrong) = check(value) {
+                failure = Some(wrong);
+            }
         };
         let got = self.job.target.get(key, &mut read);
         got.map_err(BenchError::Store)?;
-        match answer {
-            Some((end, Ok(()))) => Ok(end),
-            Some((_, Err(wrong))) => Err(wrong),
-            None => Err(self.job.checker.wrong(key, Wrong::Unanswered)),
+        if let Some(wrong) = failure {
+            return Err(wrong);
         }
+        end.ok_or_else(|| self.job.checker.wrong(key, Wrong::Unanswered))
     }
 
     #[inline]
