@@ -27,7 +27,7 @@ use crate::worker::{Job, Picker, Worker, version};
 use crate::workload::{Plan, Workload};
 
 /// Longest wait for background work to come to rest.
-const SETTLE_MAX: Duration = Duration::from_secs(60);
+const SETTLE_MAX: Duration = Duration::from_secs(600);
 
 /// A run on one open store.
 pub struct Bench<'a> {
@@ -101,6 +101,26 @@ impl<'a> Bench<'a> {
             settings,
             position: 0,
         })
+    }
+
+    /// Goes on with other settings: reads, duration, threads, distribution, rate, time series, settling.
+    /// Records, length of values and seed say what is in the store and must stay.
+    ///
+    /// # Errors
+    /// [`BenchError::InvalidSetting`].
+    pub fn adjust(&mut self, settings: Settings) -> Result<(), BenchError> {
+        settings.check()?;
+        let content = |of: &Settings| (of.records, of.value_len_bytes, of.seed);
+        if content(&settings) != content(&self.settings) {
+            return Err(BenchError::InvalidSetting {
+                setting: "records",
+                message: "records, length of values and seed stay those of the first workload"
+                    .into(),
+            });
+        }
+        self.samplers = Samplers::new(&settings);
+        self.settings = settings;
+        Ok(())
     }
 
     /// Runs one workload and returns its figures. `progress` grows by the operations done, for display;

@@ -43,7 +43,7 @@ pub struct Settings {
     /// Whether reports have figures of every second.
     pub time_series: bool,
     /// Whether writing workloads wait, after their figures are taken, until background work has come to
-    /// rest (60 s at most), and report that too.
+    /// rest (10 minutes at most), and report that too.
     pub settle: bool,
 }
 

@@ -128,6 +128,25 @@ fn every_workload_runs_on_a_store_and_reports() {
 }
 
 #[test]
+fn settings_change_between_workloads_but_not_the_content() {
+    let target = FakeTarget::default();
+    let mut bench = Bench::new(&target, settings()).unwrap();
+    run(&mut bench, Workload::FillRandom);
+    let mut latest = Settings {
+        reads: Some(10),
+        distribution: Distribution::Latest,
+        ..settings()
+    };
+    bench.adjust(latest.clone()).unwrap();
+    target.take_calls();
+    assert_eq!(run(&mut bench, Workload::ReadRandom).ops, 10);
+    let newest = gets(&target.take_calls()).into_iter().max();
+    assert!(newest > Some(RECORDS - 20), "{newest:?}");
+    latest.value_len_bytes += 1;
+    assert!(bench.adjust(latest).is_err());
+}
+
+#[test]
 fn fills_put_every_record_once_in_the_right_order() {
     let target = FakeTarget::default();
     let mut bench = Bench::new(&target, settings()).unwrap();
