@@ -116,45 +116,33 @@ impl PayloadLayout {
 /// A block in memory of its own, as the cache keeps it.
 #[derive(Debug)]
 pub(crate) struct Block {
-    /// The payload, possibly followed by the trailer it was read with.
     bytes: Box<[u8]>,
-    payload_len: u32,
     layout: PayloadLayout,
 }
 
 impl Block {
-    /// Checks a stored block and takes it over.
+    /// Checks a stored block and copies its payload.
     pub(crate) fn from_stored(
-        stored: Vec<u8>,
+        stored: &[u8],
         seed: ChecksumSeed,
         offset: u64,
     ) -> Result<Self, Damage> {
-        let (body, compression) = check_stored(&stored, seed, offset)?;
-        if compression == BLOCK_RAW {
-            let payload_len = body.len();
-            let layout = PayloadLayout::parse(body)?;
-            let bytes = stored.into_boxed_slice();
-            return Ok(Self {
-                bytes,
-                payload_len: payload_len as u32,
-                layout,
-            });
-        }
-        let mut payload = Vec::new();
-        decompress(body, &mut payload)?;
-        let layout = PayloadLayout::parse(&payload)?;
-        Ok(Self {
-            payload_len: payload.len() as u32,
-            bytes: payload.into_boxed_slice(),
-            layout,
-        })
+        let (body, compression) = check_stored(stored, seed, offset)?;
+        let bytes: Box<[u8]> = if compression == BLOCK_RAW {
+            body.into()
+        } else {
+            let mut payload = Vec::new();
+            decompress(body, &mut payload)?;
+            payload.into()
+        };
+        let layout = PayloadLayout::parse(&bytes)?;
+        Ok(Self { bytes, layout })
     }
 
     /// Takes a copy of a checked payload.
     pub(crate) fn from_payload(payload: Payload<'_>) -> Self {
         Self {
             bytes: payload.bytes.into(),
-            payload_len: payload.bytes.len() as u32,
             layout: payload.layout,
         }
     }
@@ -163,7 +151,7 @@ impl Block {
     #[inline]
     pub(crate) fn payload(&self) -> Payload<'_> {
         Payload {
-            bytes: &self.bytes[..self.payload_len as usize],
+            bytes: &self.bytes,
             layout: self.layout,
         }
     }
@@ -414,7 +402,7 @@ mod tests {
             let mut scratch = Vec::new();
             let opened = open_stored(&stored, seed(), 100, &mut scratch).unwrap();
             assert_eq!(opened.payload(), payload);
-            let block = Block::from_stored(stored, seed(), 100).unwrap();
+            let block = Block::from_stored(&stored, seed(), 100).unwrap();
             let found = block.payload().find(b"key", 77).unwrap();
             assert!(
                 matches!(found, Lookup::Found { sequence: 77, value, .. } if value.len() == 1000)
@@ -430,12 +418,12 @@ mod tests {
             (ChecksumSeed::new(1, 9), 100),
             (ChecksumSeed::new(1, 2), 101),
         ] {
-            assert!(Block::from_stored(stored.clone(), seed, offset).is_err());
+            assert!(Block::from_stored(&stored, seed, offset).is_err());
         }
         let unknown = seal(payload(), 2);
-        assert!(Block::from_stored(unknown, seed(), 100).is_err());
+        assert!(Block::from_stored(&unknown, seed(), 100).is_err());
         for len in 0..stored.len().min(8) {
-            assert!(Block::from_stored(stored[..len].to_vec(), seed(), 100).is_err());
+            assert!(Block::from_stored(&stored[..len], seed(), 100).is_err());
         }
     }
 

@@ -1,7 +1,7 @@
 //! Walks through a table in either direction.
 //!
 //! Single blocks come from the cache, or are read and cached. A walk that goes on past the blocks it
-//! finds cached reads ahead, twice as much each time up to 256 KiB, into a window of its own: a long
+//! finds cached reads ahead, twice as much each time up to 512 KiB, into a window of its own: a long
 //! scan neither waits for each block nor washes the cache out. Blocks are used where they lie in the
 //! window.
 
@@ -10,12 +10,13 @@ use crate::block::{Block, Opened, Payload, PayloadLayout, open_stored};
 use crate::block_cursor::BlockCursor;
 use crate::error::{Damage, Result};
 use crate::reader::TableReader;
+use lightkv_vfs::AlignedBuffer;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Longest read ahead, and length of every read in compaction mode.
-const READ_AHEAD_BYTES_MAX: usize = 256 << 10;
+const READ_AHEAD_BYTES_MAX: usize = 512 << 10;
 /// So much of a scan is put into the cache; what follows is not.
 const CACHED_SCAN_BYTES: usize = 128 << 10;
 
@@ -24,7 +25,7 @@ const CACHED_SCAN_BYTES: usize = 128 << 10;
 pub enum Access {
     /// A user's scan: read ahead grows with its length.
     Scan,
-    /// A merge of whole tables: reads 256 KiB at a time, leaves the block cache alone, and drops what
+    /// A merge of whole tables: reads 512 KiB at a time, leaves the block cache alone, and drops what
     /// it has read from the kernel's page cache.
     Compaction,
 }
@@ -60,7 +61,7 @@ impl IteratorOptions {
 
 /// A place in a table, or none. Entries are in the order of keys, versions of a key from the newest to
 /// the oldest. After an error the iterator is at no place; it can be placed anew. An iterator that reads
-/// ahead has up to 256 KiB of memory of its own, or one block if that is longer.
+/// ahead has up to 512 KiB of memory of its own, or one block if that is longer.
 pub struct TableIterator {
     reader: Arc<TableReader>,
     options: IteratorOptions,
@@ -97,7 +98,7 @@ enum Direction {
 struct BlockSource {
     current: Current,
     /// Stored blocks that were read ahead, and where in the file they start.
-    window: Vec<u8>,
+    window: AlignedBuffer,
     window_offset: u64,
     /// The current block, decompressed.
     scratch: Vec<u8>,
@@ -137,7 +138,7 @@ impl TableIterator {
             options,
             blocks: BlockSource {
                 current: Current::None,
-                window: Vec::new(),
+                window: AlignedBuffer::new(),
                 window_offset: 0,
                 scratch: Vec::new(),
             },
@@ -394,17 +395,19 @@ impl TableIterator {
         }
         self.drop_behind();
         let wanted = (end - start) as usize;
-        if self.blocks.window.len() > wanted {
-            self.blocks.window.truncate(wanted);
-        } else {
-            self.blocks.window.resize(wanted, 0);
+        self.reader.count_read(wanted);
+        let window = &mut self.blocks.window;
+        match self.reader.read_around(window, start, wanted) {
+            Ok(range) => {
+                window.set_len(range.end);
+                self.blocks.window_offset = start - range.start as u64;
+                Ok(())
+            }
+            Err(error) => {
+                window.set_len(0);
+                Err(error)
+            }
         }
-        self.blocks.window_offset = start;
-        let result = self.reader.read_blocks(&mut self.blocks.window, start);
-        if result.is_err() {
-            self.blocks.window.clear();
-        }
-        result
     }
 
     /// Makes a block of the window the current one.
@@ -441,6 +444,7 @@ impl TableIterator {
         if self.options.access == Access::Compaction
             && !self.blocks.window.is_empty()
             && let Ok(file) = self.reader.file()
+            && file.alignment_bytes() == 1
         {
             // A hint: nothing depends on it.
             let len = self.blocks.window.len() as u64;

@@ -34,7 +34,7 @@ impl TableReader {
         let handle = Arc::new(HandleSlot::default());
         let file = shared
             .handles
-            .acquire(&handle, || vfs.open(path, OpenMode::Read))
+            .acquire(&handle, || vfs.open_direct(path, OpenMode::Read))
             .map_err(|error| TableError::from_io(path, "open", 0, error))?;
         let file_len = file
             .len_bytes()

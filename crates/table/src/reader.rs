@@ -14,12 +14,22 @@ use crate::leaf::{Leaf, LeafBytes, Probe};
 use crate::shared::TableShared;
 use crate::table_layout::{ChecksumSeed, Footer, MAX_BLOCK_BYTES, Properties, TRAILER_BYTES};
 use crate::{EntryKind, HashFunction, TableOptions, hash_key, varint};
-use lightkv_vfs::{OpenMode, Vfs, VfsFile};
+use lightkv_vfs::{AlignedBuffer, OpenMode, Vfs, VfsFile};
+use std::cell::Cell;
 use std::cmp::Ordering;
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering as MemoryOrdering};
+
+/// A thread's buffer for reading single blocks keeps no more memory than this between reads.
+const KEPT_BUFFER_BYTES_MAX: usize = 256 << 10;
+
+thread_local! {
+    /// Where this thread reads single blocks to. Taken out while in use.
+    static READ_BUFFER: Cell<AlignedBuffer> = const { Cell::new(AlignedBuffer::new()) };
+}
 
 /// One version of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -302,7 +312,9 @@ impl TableReader {
     pub(crate) fn file(&self) -> Result<Arc<dyn VfsFile>> {
         self.shared
             .handles
-            .acquire(&self.handle, || self.vfs.open(&self.path, OpenMode::Read))
+            .acquire(&self.handle, || {
+                self.vfs.open_direct(&self.path, OpenMode::Read)
+            })
             .map_err(|error| TableError::from_io(&self.path, "open", 0, error))
     }
 
@@ -313,14 +325,43 @@ impl TableReader {
             .map_err(|error| TableError::from_io(&self.path, "read", offset, error))
     }
 
-    /// Reads blocks, counted.
-    pub(crate) fn read_blocks(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+    /// Reads part of the file with what is around it; returns where the part lies in the buffer.
+    pub(crate) fn read_around(
+        &self,
+        buffer: &mut AlignedBuffer,
+        offset: u64,
+        len: usize,
+    ) -> Result<Range<usize>> {
+        buffer
+            .read_around(&*self.file()?, offset, len)
+            .map_err(|error| TableError::from_io(&self.path, "read", offset, error))
+    }
+
+    /// Counts a read of blocks.
+    pub(crate) fn count_read(&self, len: usize) {
         self.shared.counters.table_reads.add(1);
-        self.shared
-            .counters
-            .table_bytes_read
-            .add(buffer.len() as u64);
-        self.read_at(buffer, offset)
+        self.shared.counters.table_bytes_read.add(len as u64);
+    }
+
+    /// Reads one stored block and hands it over, in memory of this thread.
+    fn with_stored<R>(
+        &self,
+        offset: u64,
+        len: usize,
+        take: impl FnOnce(&[u8]) -> Result<R, Damage>,
+    ) -> Result<R> {
+        self.count_read(len);
+        READ_BUFFER.with(|place| {
+            let mut buffer = place.take();
+            let taken = self
+                .read_around(&mut buffer, offset, len)
+                .and_then(|range| {
+                    take(&buffer[range]).map_err(|damage| self.damage(damage, offset))
+                });
+            buffer.shrink(KEPT_BUFFER_BYTES_MAX);
+            place.set(buffer);
+            taken
+        })
     }
 
     /// Offset and stored length of a data block.
@@ -358,10 +399,9 @@ impl TableReader {
         len: usize,
         fill_cache: bool,
     ) -> Result<Arc<Block>> {
-        let mut stored = vec![0; len];
-        self.read_blocks(&mut stored, offset)?;
-        let block = Block::from_stored(stored, self.seed, offset)
-            .map_err(|damage| self.damage(damage, offset))?;
+        let block = self.with_stored(offset, len, |stored| {
+            Block::from_stored(stored, self.seed, offset)
+        })?;
         let block = Arc::new(block);
         if fill_cache {
             self.shared

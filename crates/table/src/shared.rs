@@ -161,6 +161,7 @@ pub(crate) struct Counters {
     pub(crate) table_reads: Counter,
     pub(crate) table_bytes_read: Counter,
     pub(crate) table_bytes_written: Counter,
+    pub(crate) table_writes: Counter,
     pub(crate) failed_removals: Counter,
 }
 
@@ -172,6 +173,7 @@ impl Counters {
             table_reads: self.table_reads.value(),
             table_bytes_read: self.table_bytes_read.value(),
             table_bytes_written: self.table_bytes_written.value(),
+            table_writes: self.table_writes.value(),
             failed_removals: self.failed_removals.value(),
         }
     }
@@ -191,6 +193,8 @@ pub struct CounterValues {
     pub table_bytes_read: u64,
     /// Bytes of finished tables, of writers made [`with_shared`](crate::TableWriter::with_shared).
     pub table_bytes_written: u64,
+    /// Write calls of those writers, unfinished tables included.
+    pub table_writes: u64,
     /// Files of obsolete tables that could not be removed; the next open of the store has to.
     pub failed_removals: u64,
 }

@@ -8,6 +8,7 @@ use crate::error::{Damage, Result};
 use crate::leaf::{LeafIdentity, Probe, build_leaf, hash_check};
 use crate::reader::{TableReader, index_numbers};
 use crate::table_layout::{HEADER_BYTES, encode_header};
+use lightkv_vfs::AlignedBuffer;
 use std::cmp::Ordering;
 
 /// Blocks are read in pieces of this size.
@@ -57,7 +58,7 @@ impl TableReader {
         &self,
         mut visit: impl FnMut(u32, Payload<'_>) -> Result<(), Damage>,
     ) -> Result<()> {
-        let mut stored = Vec::new();
+        let mut buffer = AlignedBuffer::new();
         let mut scratch = Vec::new();
         let mut block = 0;
         while block < self.blocks() {
@@ -71,9 +72,8 @@ impl TableReader {
                 len += next_len;
                 end += 1;
             }
-            stored.clear();
-            stored.resize(len, 0);
-            self.read_at(&mut stored, start)?;
+            let range = self.read_around(&mut buffer, start, len)?;
+            let stored = &buffer[range];
             for block in block..end {
                 let (offset, len) = self.block_place(block)?;
                 let from = (offset - start) as usize;

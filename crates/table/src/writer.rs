@@ -1,8 +1,10 @@
 //! Writes a table.
 //!
 //! Entries go straight into the buffer that is written to the file, so a value is copied once. The
-//! buffer leaves in pieces of whole pages and about 1 MiB, and the kernel is asked to write each piece
-//! back at once: the sync at the end then finds little left to do.
+//! buffer leaves in pieces of whole pages and about 1 MiB, past the page cache: what was written is not
+//! what will be read soon, and the kernel need not copy it, age it and write it back. Where that is
+//! impossible the kernel is asked to write each piece back at once: the sync at the end then finds little
+//! left to do.
 
 use crate::block_builder::{BlockBuilder, NewEntry, common_prefix_len};
 use crate::block_offsets::BlockOffsets;
@@ -18,13 +20,12 @@ use crate::table_layout::{
 use crate::{
     Compression, EntryKind, HashFunction, MAX_KEY_BYTES, MAX_VALUE_BYTES, TableOptions, hash_key,
 };
-use lightkv_vfs::{OpenMode, Vfs, VfsFile};
+use lightkv_vfs::{ALIGNMENT_BYTES_MAX, OpenMode, Vfs, VfsFile};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const WRITE_CHUNK_BYTES: usize = 1 << 20;
-const PAGE_BYTES: usize = 4096;
 /// Every so many entries a key of a data block is stored whole: a lookup decodes half as many.
 const RESTART_INTERVAL: u32 = 8;
 /// Payload of one block of the index.
@@ -89,8 +90,10 @@ pub struct TableWriter {
     failed: bool,
 
     seed: ChecksumSeed,
-    /// Bytes not yet written; the first of them belongs at `written`.
+    /// `pad` bytes that mean nothing, so that the next one lies aligned in memory; then the bytes not yet
+    /// written, the first of which belongs at `written`, a multiple of the alignment.
     buffer: Vec<u8>,
+    pad: usize,
     written: u64,
     block: BlockBuilder,
     compressor: Compressor,
@@ -136,11 +139,15 @@ impl TableWriter {
         hash: HashFunction,
     ) -> Result<Self> {
         let file = vfs
-            .open(path, OpenMode::CreateNew)
+            .open_direct(path, OpenMode::CreateNew)
             .map_err(|error| TableError::from_io(path, "creation", 0, error))?;
-        let mut buffer = Vec::with_capacity(WRITE_CHUNK_BYTES + WRITE_CHUNK_BYTES / 16);
-        buffer.extend_from_slice(&encode_header(options.store_identity, table_id));
-        let offsets = vec![buffer.len() as u64];
+        let room = WRITE_CHUNK_BYTES + WRITE_CHUNK_BYTES / 16 + ALIGNMENT_BYTES_MAX;
+        let mut buffer = Vec::with_capacity(room);
+        let pad = pad_of(&buffer);
+        buffer.resize(pad, 0);
+        let header = encode_header(options.store_identity, table_id);
+        buffer.extend_from_slice(&header);
+        let offsets = vec![header.len() as u64];
         Ok(Self {
             vfs,
             file,
@@ -156,6 +163,7 @@ impl TableWriter {
             failed: false,
             seed: ChecksumSeed::new(options.store_identity, table_id),
             buffer,
+            pad,
             written: 0,
             block: BlockBuilder::new(RESTART_INTERVAL),
             compressor: Compressor::default(),
@@ -260,7 +268,7 @@ impl TableWriter {
     pub fn estimated_len_bytes(&self) -> u64 {
         const LEAF_BYTES_PER_KEY: u64 = 5;
         self.written
-            + self.buffer.len() as u64
+            + (self.buffer.len() - self.pad) as u64
             + self.separators.len_bytes() as u64
             + LEAF_BYTES_PER_KEY * self.hashes.len() as u64
             + 2 * self.offsets.len() as u64
@@ -323,8 +331,13 @@ impl TableWriter {
         }
     }
 
+    /// Where in the file the byte at a place in the buffer belongs.
+    fn position_of(&self, place: usize) -> u64 {
+        self.written + (place - self.pad) as u64
+    }
+
     fn position(&self) -> u64 {
-        self.written + self.buffer.len() as u64
+        self.position_of(self.buffer.len())
     }
 
     fn finish_block(&mut self) -> Result<()> {
@@ -338,7 +351,7 @@ impl TableWriter {
         if self.offsets.len() > u32::MAX as usize / 2 {
             return Err(self.invalid("a table cannot have so many blocks"));
         }
-        if self.buffer.len() >= WRITE_CHUNK_BYTES {
+        if self.buffer.len() - self.pad >= WRITE_CHUNK_BYTES {
             self.write(false)?;
         }
         Ok(())
@@ -347,32 +360,55 @@ impl TableWriter {
     /// Completes the block whose payload lies in the buffer from `start` on.
     fn append_trailer(&mut self, start: usize, compression: u8) {
         self.buffer.push(compression);
-        let offset = self.written + start as u64;
+        let offset = self.position_of(start);
         let crc = self.seed.checksum(offset, &self.buffer[start..]);
         self.buffer.extend_from_slice(&crc.to_le_bytes());
     }
 
-    /// Writes the buffer: whole pages of it, or all.
+    /// Writes the buffer: whole units of it, or all. The last write of all may end within a unit, so
+    /// nothing can be written behind it.
     fn write(&mut self, all: bool) -> Result<()> {
-        let len = if all {
-            self.buffer.len()
-        } else {
-            self.buffer.len() / PAGE_BYTES * PAGE_BYTES
-        };
-        if let Err(error) = self.file.write_all_at(&self.buffer[..len], self.written) {
-            self.failed = true;
-            return Err(TableError::from_io(
-                &self.path,
-                "write",
-                self.written,
-                error,
-            ));
+        let len = self.buffer.len() - self.pad;
+        let whole = len / ALIGNMENT_BYTES_MAX * ALIGNMENT_BYTES_MAX;
+        self.write_range(0, whole)?;
+        if all && len > whole {
+            self.write_range(whole, len)?;
+            self.written = self.position();
+            self.buffer.truncate(self.pad);
+            return Ok(());
         }
-        // A hint: whatever is wrong with the device, the sync will tell.
-        let _ = self.file.start_writeback(self.written, len as u64);
-        self.written += len as u64;
-        self.buffer.copy_within(len.., 0);
-        self.buffer.truncate(self.buffer.len() - len);
+        self.written += whole as u64;
+        // A long value may have moved the buffer in memory.
+        let from = self.pad + whole;
+        let rest_len = len - whole;
+        let pad = pad_of(&self.buffer);
+        if self.buffer.len() < pad + rest_len {
+            self.buffer.resize(pad + rest_len, 0);
+        }
+        self.buffer.copy_within(from..from + rest_len, pad);
+        self.buffer.truncate(pad + rest_len);
+        self.pad = pad;
+        Ok(())
+    }
+
+    /// Writes unwritten bytes, counted from the first of them.
+    fn write_range(&mut self, start: usize, end: usize) -> Result<()> {
+        if start == end {
+            return Ok(());
+        }
+        let bytes = &self.buffer[self.pad + start..self.pad + end];
+        let offset = self.written + start as u64;
+        if let Err(error) = self.file.write_all_at(bytes, offset) {
+            self.failed = true;
+            return Err(TableError::from_io(&self.path, "write", offset, error));
+        }
+        if self.file.alignment_bytes() == 1 {
+            // A hint: whatever is wrong with the device, the sync will tell.
+            let _ = self.file.start_writeback(offset, (end - start) as u64);
+        }
+        if let Some(shared) = &self.shared {
+            shared.counters.table_writes.add(1);
+        }
         Ok(())
     }
 
@@ -442,7 +478,7 @@ impl TableWriter {
             let last = block + 1 == separators.len();
             if last || self.buffer.len() - partition.builder.start() >= INDEX_PARTITION_BYTES {
                 let start = partition.builder.finish(&mut self.buffer);
-                let offset = self.written + start as u64;
+                let offset = self.position_of(start);
                 self.append_trailer(start, BLOCK_RAW);
                 let (key, sequence) = separators.get(first);
                 root.add(
@@ -452,7 +488,7 @@ impl TableWriter {
                     &[offset, self.position() - offset],
                 );
                 first = block + 1;
-                if self.buffer.len() >= WRITE_CHUNK_BYTES {
+                if self.buffer.len() - self.pad >= WRITE_CHUNK_BYTES {
                     self.write(false)?;
                 }
             }
@@ -467,6 +503,11 @@ impl TableWriter {
         self.append_trailer(start, BLOCK_RAW);
         Ok((root_offset, (root_payload.len() + TRAILER_BYTES) as u32))
     }
+}
+
+/// How many bytes at the start of a buffer's memory lie before an aligned one.
+fn pad_of(buffer: &[u8]) -> usize {
+    buffer.as_ptr().align_offset(ALIGNMENT_BYTES_MAX)
 }
 
 impl Drop for TableWriter {

@@ -6,9 +6,11 @@
 //!
 //! Every method returns [`std::io::Error`]; the callers add the path, the offset and the advice.
 
+mod aligned;
 mod memory;
 mod real;
 
+pub use aligned::{ALIGNMENT_BYTES_MAX, AlignedBuffer};
 pub use memory::{Fault, FaultKind, MemoryVfs, Operation};
 pub use real::RealVfs;
 
@@ -46,6 +48,13 @@ pub struct DirectoryEntry {
 pub trait Vfs: Debug + Send + Sync + 'static {
     /// Opens or creates a file.
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>>;
+    /// As [`Vfs::open`], for data that would only push better data out of the page cache: what is read
+    /// and written in whole units of [`VfsFile::alignment_bytes`], from memory aligned as an
+    /// [`AlignedBuffer`] is, goes past it where the file system allows that. Everything else works as
+    /// with any file, with a copy more.
+    fn open_direct(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>> {
+        self.open(path, mode)
+    }
     /// Creates a directory and its missing parents; succeeds if it exists.
     fn create_directory(&self, path: &Path) -> io::Result<()>;
     /// Removes a file's name. Open handles and mappings stay valid.
@@ -76,6 +85,18 @@ pub trait VfsFile: Debug + Send + Sync {
     /// Reads exactly `buffer.len()` bytes at `offset`; [`io::ErrorKind::UnexpectedEof`] if the file
     /// ends before.
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Reads `len_min` bytes at `offset`, and as many more as `buffer` has room for and one call of the
+    /// operating system yields; returns how many. [`io::ErrorKind::UnexpectedEof`] if the file ends before
+    /// `len_min`.
+    fn read_at_least(&self, buffer: &mut [u8], len_min: usize, offset: u64) -> io::Result<usize> {
+        self.read_exact_at(&mut buffer[..len_min], offset)?;
+        Ok(len_min)
+    }
+    /// Unit of transfers that go past the page cache, in bytes: a power of two up to
+    /// [`ALIGNMENT_BYTES_MAX`]; 1 if the page cache is used for all.
+    fn alignment_bytes(&self) -> usize {
+        1
+    }
     /// Writes all bytes at `offset`, extending the file if needed. May have written a prefix when
     /// it fails.
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;

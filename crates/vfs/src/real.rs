@@ -1,5 +1,6 @@
 //! The operating system's file system.
 
+mod direct;
 mod mapping;
 
 use std::fs::{self, File, OpenOptions};
@@ -13,8 +14,9 @@ use std::sync::Arc;
 use rustix::fs::{Advice, FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
+use self::direct::DirectAccess;
 use self::mapping::SharedMapping;
-use crate::{DirectoryEntry, FileLock, Mapping, OpenMode, Vfs, VfsFile};
+use crate::{AlignedBuffer, DirectoryEntry, FileLock, Mapping, OpenMode, Vfs, VfsFile};
 
 /// Zeros for file systems that cannot allocate; one write of this size at a time.
 const ZEROS_LEN_BYTES: usize = 64 * 1024;
@@ -29,17 +31,25 @@ pub struct RealVfs;
 
 impl Vfs for RealVfs {
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>> {
-        let mut options = OpenOptions::new();
-        options.read(true);
-        match mode {
-            OpenMode::Read => &mut options,
-            OpenMode::ReadWrite => options.write(true),
-            OpenMode::CreateNew => options.write(true).create_new(true),
-            OpenMode::CreateTruncate => options.write(true).create(true).truncate(true),
-        };
-        let file = options.open(path)?;
+        let file = open_options(mode).open(path)?;
         Ok(Arc::new(RealFile {
             file,
+            direct: None,
+            path: path.to_path_buf(),
+        }))
+    }
+
+    fn open_direct(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>> {
+        let (file, direct) = if mode == OpenMode::Read {
+            direct::open_for_reading(path)?
+        } else {
+            let file = open_options(mode).open(path)?;
+            let direct = direct::open_beside(path, &file);
+            (file, direct)
+        };
+        Ok(Arc::new(RealFile {
+            file,
+            direct,
             path: path.to_path_buf(),
         }))
     }
@@ -109,6 +119,18 @@ impl Vfs for RealVfs {
     }
 }
 
+fn open_options(mode: OpenMode) -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    match mode {
+        OpenMode::Read => &mut options,
+        OpenMode::ReadWrite => options.write(true),
+        OpenMode::CreateNew => options.write(true).create_new(true),
+        OpenMode::CreateTruncate => options.write(true).create(true).truncate(true),
+    };
+    options
+}
+
 /// Holds the descriptor that the lock belongs to.
 #[derive(Debug)]
 struct RealLock {
@@ -128,16 +150,53 @@ impl FileLock for RealLock {}
 #[derive(Debug)]
 struct RealFile {
     file: File,
+    /// For whole units, if the file was opened for that.
+    direct: Option<DirectAccess>,
     path: PathBuf,
 }
 
 impl VfsFile for RealFile {
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        self.file.read_exact_at(buffer, offset)
+        match &self.direct {
+            _ if buffer.is_empty() => Ok(()),
+            None => self.file.read_exact_at(buffer, offset),
+            Some(direct) if direct.takes(buffer, offset) => direct
+                .read_at_least(&self.file, buffer, buffer.len(), offset)
+                .map(drop),
+            // Not through the page cache even so: a page that is cached there is read from there for ever.
+            Some(_) => {
+                let mut around = AlignedBuffer::new();
+                let range = around.read_around(self, offset, buffer.len())?;
+                buffer.copy_from_slice(&around[range]);
+                Ok(())
+            }
+        }
+    }
+
+    fn read_at_least(&self, buffer: &mut [u8], len_min: usize, offset: u64) -> io::Result<usize> {
+        match &self.direct {
+            Some(direct) if direct.takes(buffer, offset) => {
+                direct.read_at_least(&self.file, buffer, len_min, offset)
+            }
+            _ => {
+                self.read_exact_at(&mut buffer[..len_min], offset)?;
+                Ok(len_min)
+            }
+        }
+    }
+
+    fn alignment_bytes(&self) -> usize {
+        self.direct.as_ref().map_or(1, DirectAccess::unit_bytes)
     }
 
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.file.write_all_at(bytes, offset)
+        match &self.direct {
+            Some(direct) if direct.takes(bytes, offset) => {
+                direct.write_all_at(&self.file, bytes, offset)
+            }
+            // The end of a file is rarely a whole unit: the kernel writes that page back.
+            _ => self.file.write_all_at(bytes, offset),
+        }
     }
 
     fn len_bytes(&self) -> io::Result<u64> {
@@ -277,6 +336,7 @@ mod writeback {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ALIGNMENT_BYTES_MAX;
     use std::os::unix::fs::MetadataExt;
 
     fn directory() -> tempfile::TempDir {
@@ -303,6 +363,78 @@ mod tests {
         assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
         let truncated = RealVfs.open(&path, OpenMode::CreateTruncate).unwrap();
         assert_eq!(truncated.len_bytes().unwrap(), 0);
+    }
+
+    /// Pages of a file that the page cache holds.
+    fn cached_pages(path: &Path) -> usize {
+        let file = File::open(path).unwrap();
+        let pages = file.metadata().unwrap().len().div_ceil(4096);
+        let is_cached = |page: u64| {
+            let mut byte = [0];
+            let part = &mut [io::IoSliceMut::new(&mut byte)];
+            let flags = rustix::io::ReadWriteFlags::NOWAIT;
+            rustix::io::preadv2(&file, part, page * 4096, flags).is_ok()
+        };
+        (0..pages).filter(|page| is_cached(*page)).count()
+    }
+
+    #[test]
+    fn direct_files_work_with_any_offset_and_whole_units_leave_the_page_cache_alone() {
+        let directory = directory();
+        let path = directory.path().join("file");
+        let bytes: Vec<u8> = (0..3 * ALIGNMENT_BYTES_MAX + 1000)
+            .map(|at| (at % 251) as u8)
+            .collect();
+        let whole = 3 * ALIGNMENT_BYTES_MAX;
+        let mut buffer = AlignedBuffer::zeroed(whole);
+        buffer.copy_from_slice(&bytes[..whole]);
+        let file = RealVfs.open_direct(&path, OpenMode::CreateNew).unwrap();
+        file.write_all_at(&buffer, 0).unwrap();
+        file.write_all_at(&bytes[whole..], whole as u64).unwrap();
+        file.sync_data().unwrap();
+        let is_direct = file.alignment_bytes() > 1;
+        drop(file);
+        let file = RealVfs.open_direct(&path, OpenMode::Read).unwrap();
+        assert_eq!(file.len_bytes().unwrap(), bytes.len() as u64);
+        assert!(file.write_all_at(&bytes, 0).is_err());
+        for (start, len) in [
+            (0, 0),
+            (0, whole),
+            (1, 1),
+            (4095, 2),
+            (511, 9000),
+            (whole, 1000),
+        ] {
+            let mut part = vec![0; len];
+            file.read_exact_at(&mut part, start as u64).unwrap();
+            assert_eq!(part, bytes[start..start + len], "{start} {len}");
+            let range = buffer.read_around(&*file, start as u64, len).unwrap();
+            assert_eq!(buffer[range], bytes[start..start + len], "{start} {len}");
+        }
+        let past = file
+            .read_exact_at(&mut [0; 1001], whole as u64)
+            .unwrap_err();
+        assert_eq!(past.kind(), io::ErrorKind::UnexpectedEof);
+        if is_direct {
+            // The end was no whole unit.
+            assert!(cached_pages(&path) <= 1, "{} pages", cached_pages(&path));
+        }
+    }
+
+    #[test]
+    fn a_file_system_without_direct_transfers_serves_from_the_page_cache() {
+        let Ok(directory) = tempfile::tempdir_in("/dev/shm") else {
+            return;
+        };
+        let path = directory.path().join("file");
+        let file = RealVfs.open_direct(&path, OpenMode::CreateNew).unwrap();
+        let buffer = AlignedBuffer::zeroed(8192);
+        file.write_all_at(&buffer, 0).unwrap();
+        file.write_all_at(b"end", 8192).unwrap();
+        let file = RealVfs.open_direct(&path, OpenMode::Read).unwrap();
+        let mut end = [0; 4];
+        file.read_exact_at(&mut end, 8191).unwrap();
+        assert_eq!(&end, b"\0end");
     }
 
     #[test]

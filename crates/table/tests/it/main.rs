@@ -2,6 +2,7 @@
 
 mod corruption;
 mod costs;
+mod direct;
 mod files;
 mod model;
 mod support;

@@ -1,0 +1,98 @@
+//! Real files: long tables are written in few pieces, and neither they nor merges use the page cache.
+
+use crate::support::*;
+use lightkv_table::{EntryKind, IteratorOptions, TableReader, TableShared, TableWriter};
+use lightkv_vfs::{OpenMode, RealVfs, Vfs};
+use std::fs::File;
+use std::io::IoSliceMut;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Pages of a file that the page cache holds.
+fn cached_pages(path: &Path) -> u64 {
+    let file = File::open(path).unwrap();
+    let pages = file.metadata().unwrap().len().div_ceil(4096);
+    let is_cached = |page: &u64| {
+        let mut byte = [0];
+        let part = &mut [IoSliceMut::new(&mut byte)];
+        let flags = rustix::io::ReadWriteFlags::NOWAIT;
+        rustix::io::preadv2(&file, part, page * 4096, flags).is_ok()
+    };
+    (0..pages).filter(is_cached).count() as u64
+}
+
+fn key(number: u64) -> [u8; 8] {
+    number.to_be_bytes()
+}
+
+/// Mostly short values; one in a thousand is so long that the writer's buffer has to grow.
+fn value(number: u64) -> Vec<u8> {
+    let len = match number % 1000 {
+        500 => 1_500_000,
+        _ => (number * 37 % 900) as usize,
+    };
+    vec![number as u8; len]
+}
+
+#[test]
+fn tables_leave_the_page_cache_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("42.table");
+    let vfs: Arc<dyn Vfs> = Arc::new(RealVfs);
+    let shared = Arc::new(TableShared::new(1 << 20, 16));
+    let mut writer = TableWriter::create(Arc::clone(&vfs), &path, TABLE_ID, options())
+        .unwrap()
+        .with_shared(Arc::clone(&shared));
+    let keys = 20_000;
+    for number in 0..keys {
+        let value = value(number);
+        writer.add(&key(number), 7, EntryKind::Put, &value).unwrap();
+    }
+    let summary = writer.finish().unwrap();
+    let writes = shared.counters().table_writes;
+    assert!(
+        writes <= summary.file_len_bytes / (1 << 20) + 2,
+        "{writes} writes for {} bytes",
+        summary.file_len_bytes
+    );
+    let reader = TableReader::open(
+        Arc::clone(&vfs),
+        &path,
+        TABLE_ID,
+        options(),
+        None,
+        Arc::clone(&shared),
+    );
+    let reader = Arc::new(reader.unwrap());
+    reader.verify().unwrap();
+    for number in (0..keys).step_by(7) {
+        let found = get(&reader, &key(number), u64::MAX);
+        assert_eq!(found, Some((7, EntryKind::Put, value(number))));
+    }
+    let mut merge = reader.iter(IteratorOptions::compaction());
+    let before = shared.counters();
+    merge.seek_first().unwrap();
+    for number in 0..keys {
+        assert_eq!(
+            (merge.key(), merge.value()),
+            (&key(number)[..], &value(number)[..])
+        );
+        merge.next().unwrap();
+    }
+    assert!(!merge.valid());
+    let reads = shared.counters().table_reads - before.table_reads;
+    assert!(
+        reads <= 2 * summary.file_len_bytes / (512 << 10),
+        "{reads} reads for {} bytes",
+        summary.file_len_bytes
+    );
+    let is_direct = vfs
+        .open_direct(&path, OpenMode::Read)
+        .unwrap()
+        .alignment_bytes()
+        > 1;
+    if is_direct {
+        // What ends within a page is written through the cache.
+        assert!(cached_pages(&path) <= 1, "{} pages", cached_pages(&path));
+    }
+}
