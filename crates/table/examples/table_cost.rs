@@ -166,7 +166,7 @@ fn measure(directory: &Path, entries: u64, value_len: usize, compression: Compre
     };
     walk("scan, cached", IteratorOptions::default(), false);
     walk("scan back, cached", IteratorOptions::default(), true);
-    shared.forget(1);
+    reader.forget_blocks();
     walk("scan, page cache", IteratorOptions::default(), false);
     walk("merge", IteratorOptions::compaction(), false);
     hit(true);

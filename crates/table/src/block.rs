@@ -159,8 +159,7 @@ impl Block {
     /// Memory used, in bytes.
     #[inline]
     pub(crate) fn memory_bytes(&self) -> usize {
-        // The reference counts and the cache's own entry are memory, too.
-        self.bytes.len() + size_of::<Self>() + 64
+        self.bytes.len() + size_of::<Self>()
     }
 }
 

@@ -344,7 +344,11 @@ impl TableIterator {
             return self.open_in_window(offset, range, cache_it);
         }
         if self.options.access == Access::Scan {
-            let cached = self.reader.shared.cached((self.reader.table_id, offset));
+            let cached = self
+                .reader
+                .shared
+                .cache
+                .block((self.reader.table_id, offset));
             if let Some(cached) = cached {
                 self.blocks.current = Current::Cached(cached);
                 return Ok(());
@@ -385,7 +389,11 @@ impl TableIterator {
                 break;
             }
             if self.options.access == Access::Scan
-                && self.reader.shared.is_cached((self.reader.table_id, offset))
+                && self
+                    .reader
+                    .shared
+                    .cache
+                    .has_block((self.reader.table_id, offset))
             {
                 break;
             }
@@ -421,7 +429,8 @@ impl TableIterator {
                     let block = Block::from_payload(Payload::new(stored.payload(), layout));
                     self.reader
                         .shared
-                        .cache((self.reader.table_id, offset), Arc::new(block));
+                        .cache
+                        .insert_block((self.reader.table_id, offset), Arc::new(block));
                 }
                 Ok(match stored {
                     Opened::InPlace(payload) => {

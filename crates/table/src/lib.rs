@@ -10,7 +10,7 @@
 //! | write a table | [`TableWriter`] |
 //! | look keys up, check a table | [`TableReader`] |
 //! | walk through it in either direction | [`TableIterator`] |
-//! | block cache, open files and counters of one store | [`TableShared`] |
+//! | cache, open files and counters of one store | [`TableShared`] |
 //! | the hash function of a table | [`Leaf`] |
 //!
 //! Formats: `docs/format/table.md` and `docs/format/persistent-leaf.md`. The crate has no unsafe
@@ -22,6 +22,7 @@ mod block;
 mod block_builder;
 mod block_cursor;
 mod block_offsets;
+mod cache;
 mod compressor;
 mod error;
 mod file_handles;

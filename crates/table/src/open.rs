@@ -63,6 +63,7 @@ impl TableReader {
             let leaf = Leaf::attach_with(Box::new(bytes), table_id, store_identity, check).ok()?;
             (leaf.blocks() == footer.block_count).then_some((leaf, LeafSource::File))
         });
+        shared.cache.table_opened(file_len);
         let intact = found.is_some();
         let (leaf, leaf_source) = found.unwrap_or_else(|| {
             let identity = LeafIdentity {

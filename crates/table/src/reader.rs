@@ -1,10 +1,11 @@
 //! Looks keys up in a table.
 //!
-//! Resident are the leaf and the offsets of the blocks. A lookup asks the leaf, reads the block it
-//! names, through the cache, and searches it. The index section is read, through the cache too, only
-//! by seeks and by the rare lookups that the leaf sends there.
+//! Resident are the leaf and the offsets of the blocks. A lookup asks the leaf, then the cache for the
+//! record; if it is not there, it reads the block that the leaf names, searches it and caches the record.
+//! The index section is read, through the cache too, only by seeks and by the rare lookups that the leaf
+//! sends there.
 
-use crate::block::{Block, Lookup, Payload};
+use crate::block::{Block, Lookup, Payload, PayloadLayout, open_stored};
 use crate::block_cursor::BlockCursor;
 use crate::block_offsets::BlockOffsets;
 use crate::error::{Damage, Result, TableError};
@@ -40,6 +41,33 @@ pub struct Found {
     pub kind: EntryKind,
     /// Its value, or the reference to it.
     pub value: Box<[u8]>,
+}
+
+/// [`Lookup`], with what was found copied out of the block.
+enum InBlock {
+    Found(Found),
+    TooNew,
+    Continues,
+    Absent,
+}
+
+impl InBlock {
+    fn find(payload: Payload<'_>, key: &[u8], max_sequence: u64) -> Result<Self, Damage> {
+        Ok(match payload.find(key, max_sequence)? {
+            Lookup::Found {
+                sequence,
+                kind,
+                value,
+            } => Self::Found(Found {
+                sequence,
+                kind,
+                value: payload.slice(value).into(),
+            }),
+            Lookup::TooNew => Self::TooNew,
+            Lookup::Continues => Self::Continues,
+            Lookup::Absent => Self::Absent,
+        })
+    }
 }
 
 /// Where a reader got its leaf from.
@@ -133,7 +161,7 @@ impl TableReader {
             return Ok(None);
         }
         match self.probe(hash, max_sequence) {
-            Some(probe) => self.get_probed_with(probe, key, max_sequence, fill_cache),
+            Some(probe) => self.get_probed_with(probe, key, hash, max_sequence, fill_cache),
             None => Ok(None),
         }
     }
@@ -152,15 +180,46 @@ impl TableReader {
         }
     }
 
-    /// The second half of [`TableReader::get`], after [`TableReader::probe`].
-    pub fn get_probed(&self, probe: Probe, key: &[u8], max_sequence: u64) -> Result<Option<Found>> {
-        self.get_probed_with(probe, key, max_sequence, true)
+    /// The answer of [`TableReader::get`], after [`TableReader::probe`], if the cache has it: no read, no
+    /// wait.
+    #[inline]
+    pub fn get_cached(&self, key: &[u8], hash: u64, max_sequence: u64) -> Option<Found> {
+        self.shared
+            .cache
+            .record(self.table_id, hash, key, max_sequence)
+    }
+
+    /// The second half of [`TableReader::get`], after [`TableReader::probe`] and, normally,
+    /// [`TableReader::get_cached`].
+    pub fn get_probed(
+        &self,
+        probe: Probe,
+        key: &[u8],
+        hash: u64,
+        max_sequence: u64,
+    ) -> Result<Option<Found>> {
+        self.get_in_blocks(probe, key, hash, max_sequence, true)
     }
 
     fn get_probed_with(
         &self,
         probe: Probe,
         key: &[u8],
+        hash: u64,
+        max_sequence: u64,
+        fill_cache: bool,
+    ) -> Result<Option<Found>> {
+        match self.get_cached(key, hash, max_sequence) {
+            Some(found) => Ok(Some(found)),
+            None => self.get_in_blocks(probe, key, hash, max_sequence, fill_cache),
+        }
+    }
+
+    fn get_in_blocks(
+        &self,
+        probe: Probe,
+        key: &[u8],
+        hash: u64,
         max_sequence: u64,
         fill_cache: bool,
     ) -> Result<Option<Found>> {
@@ -174,33 +233,54 @@ impl TableReader {
         };
         let mut first = true;
         loop {
-            let (offset, loaded) = self.load_block(block, fill_cache)?;
-            let payload = loaded.payload();
-            match payload
-                .find(key, max_sequence)
-                .map_err(|damage| self.damage(damage, offset))?
-            {
-                Lookup::Found {
-                    sequence,
-                    kind,
-                    value,
-                } => {
-                    let value = payload.slice(value).into();
-                    return Ok(Some(Found {
-                        sequence,
-                        kind,
-                        value,
-                    }));
+            let (place, from_file) = self.search_block(block, key, max_sequence, fill_cache)?;
+            match place {
+                InBlock::Found(found) => {
+                    // Only the newest version may stand for its key.
+                    if fill_cache && from_file && max_sequence >= self.properties.max_sequence {
+                        self.shared
+                            .cache
+                            .insert_record(self.table_id, hash, key, &found);
+                    }
+                    return Ok(Some(found));
                 }
-                Lookup::Continues if block + 1 < self.offsets.blocks() => block += 1,
-                Lookup::Absent if first && probed => {
+                InBlock::Continues if block + 1 < self.offsets.blocks() => block += 1,
+                InBlock::Absent if first && probed => {
                     self.shared.counters.false_matches.add(1);
                     return Ok(None);
                 }
-                Lookup::Absent | Lookup::Continues | Lookup::TooNew => return Ok(None),
+                InBlock::Absent | InBlock::Continues | InBlock::TooNew => return Ok(None),
             }
             first = false;
         }
+    }
+
+    /// What one block knows of a key, and whether the block was read for that and not cached.
+    fn search_block(
+        &self,
+        block: u32,
+        key: &[u8],
+        max_sequence: u64,
+        fill_cache: bool,
+    ) -> Result<(InBlock, bool)> {
+        let (offset, len) = self.block_place(block)?;
+        let find = |payload: Payload<'_>| InBlock::find(payload, key, max_sequence);
+        let cache = &self.shared.cache;
+        let damaged = |damage| self.damage(damage, offset);
+        if let Some(cached) = cache.block((self.table_id, offset)) {
+            return Ok((find(cached.payload()).map_err(damaged)?, false));
+        }
+        if fill_cache && cache.holds_all_tables() {
+            let loaded = self.read_stored(offset, len, true)?;
+            return Ok((find(loaded.payload()).map_err(damaged)?, false));
+        }
+        let found = self.with_stored(offset, len, |stored| {
+            let mut scratch = Vec::new();
+            let opened = open_stored(stored, self.seed, offset, &mut scratch)?;
+            let layout = PayloadLayout::parse(opened.payload())?;
+            find(Payload::new(opened.payload(), layout))
+        })?;
+        Ok((found, true))
     }
 
     /// An iterator over the table, not yet placed.
@@ -372,13 +452,6 @@ impl TableReader {
             .map_err(|damage| self.damage(damage, self.footer.offsets_offset))
     }
 
-    /// A data block, from the cache or the file, and its offset.
-    #[inline]
-    pub(crate) fn load_block(&self, block: u32, fill_cache: bool) -> Result<(u64, Arc<Block>)> {
-        let (offset, len) = self.block_place(block)?;
-        Ok((offset, self.load_stored(offset, len, fill_cache)?))
-    }
-
     /// The block stored at a place that was checked to lie in the file.
     #[inline]
     pub(crate) fn load_stored(
@@ -387,7 +460,7 @@ impl TableReader {
         len: usize,
         fill_cache: bool,
     ) -> Result<Arc<Block>> {
-        if let Some(block) = self.shared.cached((self.table_id, offset)) {
+        if let Some(block) = self.shared.cache.block((self.table_id, offset)) {
             return Ok(block);
         }
         self.read_stored(offset, len, fill_cache)
@@ -405,7 +478,8 @@ impl TableReader {
         let block = Arc::new(block);
         if fill_cache {
             self.shared
-                .cache((self.table_id, offset), Arc::clone(&block));
+                .cache
+                .insert_block((self.table_id, offset), Arc::clone(&block));
         }
         Ok(block)
     }
@@ -450,19 +524,30 @@ impl TableReader {
 }
 
 impl TableReader {
+    /// Drops the table's cached blocks, because it is obsolete. Its records in the cache, which nobody will
+    /// ask for any more, age out.
+    pub fn forget_blocks(&self) {
+        for block in 0..self.offsets.blocks() {
+            if let Ok((offset, _)) = self.block_place(block) {
+                self.shared.cache.forget_block((self.table_id, offset));
+            }
+        }
+        self.forget_index();
+    }
+
     /// Drops the cached parts of the index, as far as the cached root names them; others age out.
     fn forget_index(&self) {
         let root_key = (self.table_id, self.footer.root_offset);
-        if let Some(root) = self.shared.cached(root_key) {
+        if let Some(root) = self.shared.cache.block(root_key) {
             let mut cursor = BlockCursor::default();
             let mut more = cursor.seek_first(root.payload()).is_ok();
             while more {
                 if let Ok([offset, _]) = index_numbers(cursor.value(root.payload())) {
-                    self.shared.forget_block((self.table_id, offset));
+                    self.shared.cache.forget_block((self.table_id, offset));
                 }
                 more = cursor.next(root.payload()).unwrap_or(false);
             }
-            self.shared.forget_block(root_key);
+            self.shared.cache.forget_block(root_key);
         }
     }
 }
@@ -470,6 +555,7 @@ impl TableReader {
 impl Drop for TableReader {
     fn drop(&mut self) {
         self.shared.handles.release(&self.handle);
+        self.shared.cache.table_closed(self.footer.file_len);
         // Relaxed: see `delete_on_drop`.
         if !self.obsolete.load(MemoryOrdering::Relaxed) {
             return;
@@ -477,12 +563,7 @@ impl Drop for TableReader {
         if self.vfs.remove_file(&self.path).is_err() {
             self.shared.counters.failed_removals.add(1);
         }
-        for block in 0..self.offsets.blocks() {
-            if let Ok((offset, _)) = self.block_place(block) {
-                self.shared.forget_block((self.table_id, offset));
-            }
-        }
-        self.forget_index();
+        self.forget_blocks();
     }
 }
 

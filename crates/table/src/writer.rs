@@ -368,6 +368,8 @@ impl TableWriter {
     /// Writes the buffer: whole units of it, or all. The last write of all may end within a unit, so
     /// nothing can be written behind it.
     fn write(&mut self, all: bool) -> Result<()> {
+        // A long value may have moved the buffer in memory.
+        self.shift(0);
         let len = self.buffer.len() - self.pad;
         let whole = len / ALIGNMENT_BYTES_MAX * ALIGNMENT_BYTES_MAX;
         self.write_range(0, whole)?;
@@ -378,17 +380,33 @@ impl TableWriter {
             return Ok(());
         }
         self.written += whole as u64;
-        // A long value may have moved the buffer in memory.
-        let from = self.pad + whole;
-        let rest_len = len - whole;
+        self.shift(whole);
+        Ok(())
+    }
+
+    /// Drops the first unwritten bytes and moves the rest to an aligned place at the front.
+    fn shift(&mut self, dropped: usize) {
+        let from = self.pad + dropped;
+        let rest_len = self.buffer.len() - from;
         let pad = pad_of(&self.buffer);
+        if pad == from {
+            return;
+        }
+        if self.buffer.capacity() < pad + rest_len {
+            // Growing would move it again: a copy with room for the pad.
+            let mut copy = Vec::with_capacity(rest_len + 2 * ALIGNMENT_BYTES_MAX);
+            copy.resize(pad_of(&copy), 0);
+            self.pad = copy.len();
+            copy.extend_from_slice(&self.buffer[from..]);
+            self.buffer = copy;
+            return;
+        }
         if self.buffer.len() < pad + rest_len {
             self.buffer.resize(pad + rest_len, 0);
         }
         self.buffer.copy_within(from..from + rest_len, pad);
         self.buffer.truncate(pad + rest_len);
         self.pad = pad;
-        Ok(())
     }
 
     /// Writes unwritten bytes, counted from the first of them.

@@ -57,31 +57,55 @@ fn a_hit_is_one_read_and_a_miss_is_none() {
     assert!(after.leaf_probes - before.leaf_probes > misses * 9 / 10);
 }
 
+/// Reads of one get of a key.
+fn reads_of(reader: &TableReader, number: u64, max_sequence: u64, fill_cache: bool) -> u64 {
+    let before = reader.shared().counters().table_reads;
+    let key = key(number);
+    let hash = hash_key(SEED, &key);
+    let found = reader.get_with(&key, hash, max_sequence, fill_cache);
+    assert_eq!(found.unwrap().unwrap().sequence, 1_000_000 + number);
+    reader.shared().counters().table_reads - before
+}
+
 #[test]
 fn a_cached_block_is_not_read_again() {
     let vfs = memory();
     write(&vfs, options(), &model(1000, 100));
     let shared = shared();
     let reader = open(&vfs, options(), &shared);
-    let found = |fill| {
-        let before = shared.counters().table_reads;
-        let key = key(7);
-        assert!(
-            reader
-                .get_with(&key, hash_key(SEED, &key), u64::MAX, fill)
-                .unwrap()
-                .is_some()
-        );
-        shared.counters().table_reads - before
-    };
+    let reads = |fill| reads_of(&reader, 7, u64::MAX, fill);
     assert_eq!(
-        [found(false), found(false), found(true), found(true)],
+        [reads(false), reads(false), reads(true), reads(true)],
         [1, 1, 1, 0]
     );
     assert!(shared.cache_bytes() > 0);
-    shared.forget(TABLE_ID);
+    reader.forget_blocks();
     assert_eq!(shared.cache_bytes(), 0);
-    assert_eq!(found(true), 1);
+    assert_eq!(reads(true), 1);
+}
+
+#[test]
+fn where_not_all_fits_a_get_caches_its_record_alone() {
+    let vfs = memory();
+    let keys = 20_000;
+    write(&vfs, options(), &model(keys, 200));
+    let shared = Arc::new(TableShared::new(1 << 20, 4));
+    let reader = open(&vfs, options(), &shared);
+    let numbers = || (0..keys).step_by(20);
+    for number in numbers() {
+        // A get that could not see a newer version than the table's newest caches; an older one may not.
+        assert_eq!(reads_of(&reader, number, 1_000_000 + number, true), 1);
+        assert_eq!(reads_of(&reader, number, u64::MAX, true), 1);
+    }
+    assert!(
+        shared.cache_bytes() < 1000 * 500,
+        "{}",
+        shared.cache_bytes()
+    );
+    for number in numbers() {
+        assert_eq!(reads_of(&reader, number, u64::MAX, true), 0);
+        assert_eq!(reads_of(&reader, number, 1_000_000 + number, true), 0);
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use lightkv_table::{EntryKind, Probe};
+use lightkv_table::{EntryKind, Found, Probe};
 
 use super::partition::{Leaf, PartitionTable};
 use super::record_layout::Record;
@@ -25,8 +25,15 @@ enum InLeaf {
     Large(Box<[u8]>),
 }
 
-/// The tables whose persistent leaves say that they have a key, newest first: nearly always one or none,
-/// so the first needs no allocation.
+/// What the tables know of a key without a read.
+enum InTables {
+    /// The newest version, from the cache.
+    Cached(Found),
+    /// The tables whose persistent leaves say that they have it, newest first.
+    Candidates(Candidates),
+}
+
+/// Nearly always one or none, so the first needs no allocation.
 #[derive(Default)]
 struct Candidates {
     first: Option<(Arc<Table>, Probe)>,
@@ -34,27 +41,29 @@ struct Candidates {
 }
 
 #[inline]
-fn candidates(
+fn look_in_tables(
     tables: &[PartitionTable],
     key: &[u8],
     hash: u64,
     sequence_max: u64,
-) -> Result<Candidates> {
+) -> Result<InTables> {
     let mut candidates = Candidates::default();
     for listed in tables {
         if !listed.table.covers(key) {
             continue;
         }
-        if let Some(probe) = listed.table.reader()?.probe(hash, sequence_max) {
-            let candidate = (listed.table.clone(), probe);
-            if candidates.first.is_none() {
-                candidates.first = Some(candidate);
+        let reader = listed.table.reader()?;
+        if let Some(probe) = reader.probe(hash, sequence_max) {
+            if candidates.first.is_some() {
+                candidates.more.push((listed.table.clone(), probe));
+            } else if let Some(found) = reader.get_cached(key, hash, sequence_max) {
+                return Ok(InTables::Cached(found));
             } else {
-                candidates.more.push(candidate);
+                candidates.first = Some((listed.table.clone(), probe));
             }
         }
     }
-    Ok(candidates)
+    Ok(InTables::Candidates(candidates))
 }
 
 impl Store {
@@ -83,7 +92,7 @@ impl Store {
     #[inline]
     fn find(&self, key: &[u8], sequence_max: u64) -> Result<Option<Value>> {
         let (hash, signature) = self.hash(key);
-        let candidates = {
+        let in_tables = {
             let guard = crossbeam_epoch::pin();
             // Under the guard: see `LightKv::wait_for_readers`.
             if self.health.is_closed() {
@@ -104,21 +113,31 @@ impl Store {
                     }
                 }
             }
-            candidates(&view.tables, key, hash, sequence_max)?
+            look_in_tables(&view.tables, key, hash, sequence_max)?
         };
         // The guard is gone: a read of the SSD must not hold up the reclaiming of memory.
+        let candidates = match in_tables {
+            InTables::Cached(found) => return self.value_of(found),
+            InTables::Candidates(candidates) => candidates,
+        };
         for (table, probe) in candidates.first.into_iter().chain(candidates.more) {
-            if let Some(found) = table.reader()?.get_probed(probe, key, sequence_max)? {
-                return match found.kind {
-                    EntryKind::Put => Ok(Some(found.value.into())),
-                    EntryKind::Delete => Ok(None),
-                    EntryKind::LargeValue => {
-                        read_large_value(&self.tables, &found.value).map(|value| Some(value.into()))
-                    }
-                };
+            let reader = table.reader()?;
+            if let Some(found) = reader.get_probed(probe, key, hash, sequence_max)? {
+                return self.value_of(found);
             }
         }
         Ok(None)
+    }
+
+    /// What an entry of a table says.
+    fn value_of(&self, found: Found) -> Result<Option<Value>> {
+        match found.kind {
+            EntryKind::Put => Ok(Some(found.value.into())),
+            EntryKind::Delete => Ok(None),
+            EntryKind::LargeValue => {
+                read_large_value(&self.tables, &found.value).map(|value| Some(value.into()))
+            }
+        }
     }
 
     #[inline]

@@ -170,7 +170,9 @@ impl Drop for Table {
         for &number in self.orphaned_values.get_mut().iter() {
             remove(value_path(&self.context.directory, number));
         }
-        self.context.shared.forget(self.metadata.file_number);
+        if let Some(reader) = self.reader.get() {
+            reader.forget_blocks();
+        }
         remove(table_path(
             &self.context.directory,
             self.metadata.file_number,
