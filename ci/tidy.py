@@ -50,6 +50,7 @@ UNSAFE = {
     "crates/vfs/src/memory/tests.rs": "stores into such a file",
     "crates/vfs/src/real.rs": "declares and calls sync_file_range",
     "crates/vfs/src/real/mapping.rs": "maps files",
+    "crates/vfs/src/real/ring.rs": "hands memory of its own to the kernel to read into",
 }
 
 # Markdown links: [text](target), not images of other sites, not inside code.

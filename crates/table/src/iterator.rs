@@ -1,22 +1,27 @@
 //! Walks through a table in either direction.
 //!
 //! Single blocks come from the cache, or are read and cached. A walk that goes on past the blocks it
-//! finds cached reads ahead, twice as much each time up to 512 KiB, into a window of its own: a long
+//! finds cached reads ahead, four times as much each time up to 512 KiB, into a window of its own: a long
 //! scan neither waits for each block nor washes the cache out. Blocks are used where they lie in the
-//! window.
+//! window. Once the walk is long, the next window is read while this one is walked through.
+//!
+//! A scan over several tables places all its iterators at once: [`TableIterator::prepare`] says what each
+//! would read first, and [`TableIterator::accept`] takes it, so that the reads need not follow each other.
 
 use crate::EntryKind;
 use crate::block::{Block, Opened, Payload, PayloadLayout, open_stored};
 use crate::block_cursor::BlockCursor;
-use crate::error::{Damage, Result};
+use crate::error::{Damage, Result, TableError};
 use crate::reader::TableReader;
-use lightkv_vfs::AlignedBuffer;
+use lightkv_vfs::{AlignedBuffer, FinishedRead, PendingReads, ReadRequest};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Longest read ahead, and length of every read in compaction mode.
 const READ_AHEAD_BYTES_MAX: usize = 512 << 10;
+/// From this length of a read on the next one is begun before it is needed.
+const OVERLAP_BYTES_MIN: usize = 64 << 10;
 /// So much of a scan is put into the cache; what follows is not.
 const CACHED_SCAN_BYTES: usize = 128 << 10;
 
@@ -37,6 +42,8 @@ pub struct IteratorOptions {
     pub fill_cache: bool,
     /// What the walk is for.
     pub access: Access,
+    /// Length of a scan's first read after a seek, in bytes; one block if that is longer.
+    pub first_read_bytes: usize,
 }
 
 impl Default for IteratorOptions {
@@ -45,6 +52,7 @@ impl Default for IteratorOptions {
         Self {
             fill_cache: true,
             access: Access::Scan,
+            first_read_bytes: 0,
         }
     }
 }
@@ -55,13 +63,51 @@ impl IteratorOptions {
         Self {
             fill_cache: false,
             access: Access::Compaction,
+            first_read_bytes: 0,
         }
+    }
+}
+
+/// Where a [`TableIterator`] is about to be placed; see [`TableIterator::prepare`].
+#[derive(Clone, Copy, Debug)]
+pub enum Seek<'a> {
+    /// [`TableIterator::seek`], with a walk forward.
+    AtOrAbove(&'a [u8]),
+    /// [`TableIterator::seek_before`], with a walk backward.
+    Below(&'a [u8]),
+    /// [`TableIterator::seek_last`], with a walk backward.
+    Last,
+}
+
+/// A read of the next window that goes on while this one is walked through.
+#[derive(Debug)]
+struct Ahead {
+    reads: Box<dyn PendingReads>,
+    stretch: Stretch,
+}
+
+/// Neighbouring blocks that are read in one go.
+#[derive(Clone, Copy, Debug)]
+struct Stretch {
+    first: u32,
+    last: u32,
+    start: u64,
+    end: u64,
+}
+
+impl Stretch {
+    fn has(&self, block: u32) -> bool {
+        (self.first..=self.last).contains(&block)
+    }
+
+    fn len(&self) -> usize {
+        (self.end - self.start) as usize
     }
 }
 
 /// A place in a table, or none. Entries are in the order of keys, versions of a key from the newest to
 /// the oldest. After an error the iterator is at no place; it can be placed anew. An iterator that reads
-/// ahead has up to 512 KiB of memory of its own, or one block if that is longer.
+/// ahead has up to two windows of 512 KiB of memory of its own, or of one block if that is longer.
 pub struct TableIterator {
     reader: Arc<TableReader>,
     options: IteratorOptions,
@@ -72,6 +118,17 @@ pub struct TableIterator {
     valid: bool,
     /// Length of the last read; 0 after a seek.
     read_ahead_bytes: usize,
+    /// The blocks of the window.
+    window_blocks: Option<Stretch>,
+    ahead: Option<Ahead>,
+    /// Memory for the next read ahead.
+    spare: AlignedBuffer,
+    /// What `prepare` asked for.
+    prepared: Option<Stretch>,
+    /// The walk ends here: at a key above what is wanted forward, at one below it backward.
+    bound: Option<Box<[u8]>>,
+    /// The block at the bound, once it is known.
+    bound_block: Option<u32>,
     /// Bytes of blocks visited since the last seek.
     visited_bytes: usize,
 }
@@ -147,7 +204,67 @@ impl TableIterator {
             index_cursor: BlockCursor::default(),
             valid: false,
             read_ahead_bytes: 0,
+            window_blocks: None,
+            ahead: None,
+            spare: AlignedBuffer::new(),
+            prepared: None,
+            bound: None,
+            bound_block: None,
             visited_bytes: 0,
+        }
+    }
+
+    /// Tells where the walk will end, so that nothing behind that is read ahead: at the first key at or
+    /// above it forward, at the first one below it backward.
+    pub fn set_bound(&mut self, bound: &[u8]) {
+        self.bound = Some(bound.into());
+        self.bound_block = None;
+    }
+
+    /// Memory for reading ahead, in bytes.
+    pub fn buffer_bytes(&self) -> usize {
+        let ahead = self.ahead.as_ref().map_or(0, |ahead| ahead.stretch.len());
+        self.blocks.window.capacity_bytes() + self.spare.capacity_bytes() + ahead
+    }
+
+    /// What a seek would have to read, if anything: to be read by the caller, together with others, and
+    /// handed to [`TableIterator::accept`] before the seek. May read the index.
+    pub fn prepare(&mut self, seek: Seek<'_>) -> Result<Option<ReadRequest>> {
+        self.start_seek();
+        let (key, direction) = match seek {
+            Seek::AtOrAbove(key) if key > self.reader.largest_key() => return Ok(None),
+            Seek::Below(key) if key <= self.reader.smallest_key() => return Ok(None),
+            Seek::AtOrAbove(key) => (key, Direction::Forward),
+            Seek::Below(key) => (key, Direction::Backward),
+            Seek::Last => (&[][..], Direction::Backward),
+        };
+        let block = match seek {
+            Seek::Last => self.reader.blocks() - 1,
+            _ => self.locate(key, u64::MAX)?,
+        };
+        let (offset, len) = self.reader.block_place(block)?;
+        let is_here = self.blocks.in_window(offset, len).is_some()
+            || self
+                .reader
+                .shared
+                .cache
+                .has_block((self.reader.table_id, offset));
+        if is_here {
+            return Ok(None);
+        }
+        let stretch = self.stretch(block, direction, self.options.first_read_bytes)?;
+        self.prepared = Some(stretch);
+        let buffer = std::mem::take(&mut self.blocks.window);
+        self.forget_window();
+        self.request(stretch, buffer).map(Some)
+    }
+
+    /// Takes what [`TableIterator::prepare`] asked for. If the read failed, the seek repeats it.
+    pub fn accept(&mut self, read: FinishedRead) {
+        if let Some(stretch) = self.prepared.take() {
+            self.read_ahead_bytes = stretch.len();
+            // Ignored: the seek will meet the same error, and report it.
+            let _ = self.take_window(stretch, read);
         }
     }
 
@@ -282,7 +399,10 @@ impl TableIterator {
 
     fn start_seek(&mut self) {
         self.valid = false;
-        self.read_ahead_bytes = 0;
+        if self.visited_bytes > 0 {
+            self.read_ahead_bytes = 0;
+            self.ahead = None;
+        }
         self.visited_bytes = 0;
     }
 
@@ -308,12 +428,15 @@ impl TableIterator {
     /// Moves to the first entry at or behind a place in the block where it should be; false, with the
     /// cursor at the block's last entry, if it is the first of the next block.
     fn seek_in_block(&mut self, key: &[u8], sequence: u64) -> Result<bool> {
-        let fill_cache = self.options.fill_cache;
-        let block = self
-            .reader
-            .locate(key, sequence, &mut self.index_cursor, fill_cache)?;
+        let block = self.locate(key, sequence)?;
         self.load(block, Direction::Seek)?;
         self.place(|cursor, payload| cursor.seek(payload, key, sequence))
+    }
+
+    fn locate(&mut self, key: &[u8], sequence: u64) -> Result<u32> {
+        let fill_cache = self.options.fill_cache;
+        self.reader
+            .locate(key, sequence, &mut self.index_cursor, fill_cache)
     }
 
     /// After `seek_in_block`: moves to the entry before the place that was sought.
@@ -341,79 +464,213 @@ impl TableIterator {
         let cache_it = self.options.fill_cache && self.visited_bytes < CACHED_SCAN_BYTES;
         self.visited_bytes = self.visited_bytes.saturating_add(len);
         if let Some(range) = self.blocks.in_window(offset, len) {
-            return self.open_in_window(offset, range, cache_it);
+            self.open_in_window(offset, range, cache_it)?;
+            return self.read_ahead(direction);
         }
-        if self.options.access == Access::Scan {
-            let cached = self
-                .reader
-                .shared
-                .cache
-                .block((self.reader.table_id, offset));
-            if let Some(cached) = cached {
-                self.blocks.current = Current::Cached(cached);
-                return Ok(());
+        if self
+            .ahead
+            .as_ref()
+            .is_some_and(|ahead| ahead.stretch.has(block))
+        {
+            self.take_ahead()?;
+        } else {
+            if self.options.access == Access::Scan {
+                let cache = &self.reader.shared.cache;
+                if let Some(cached) = cache.block((self.reader.table_id, offset)) {
+                    self.blocks.current = Current::Cached(cached);
+                    return Ok(());
+                }
+                if direction == Direction::Seek && self.options.first_read_bytes <= len {
+                    self.read_ahead_bytes = len;
+                    let read = self.reader.read_stored(offset, len, cache_it)?;
+                    self.blocks.current = Current::Cached(read);
+                    return Ok(());
+                }
             }
-            if direction == Direction::Seek {
-                self.read_ahead_bytes = len;
-                let read = self.reader.read_stored(offset, len, cache_it)?;
-                self.blocks.current = Current::Cached(read);
-                return Ok(());
-            }
+            self.read_window(block, direction)?;
         }
-        self.read_window(block, direction)?;
         match self.blocks.in_window(offset, len) {
-            Some(range) => self.open_in_window(offset, range, cache_it),
+            Some(range) => self.open_in_window(offset, range, cache_it)?,
             None => unreachable!("the window was read around this block"),
         }
+        self.read_ahead(direction)
+    }
+
+    /// The blocks to read from `block` on in the direction of the walk: up to `bytes`, but at least one,
+    /// none behind the bound, and no cached one.
+    fn stretch(&mut self, block: u32, direction: Direction, bytes: usize) -> Result<Stretch> {
+        let (start, len) = self.reader.block_place(block)?;
+        let mut stretch = Stretch {
+            first: block,
+            last: block,
+            start,
+            end: start + len as u64,
+        };
+        let bound = if bytes > len {
+            self.bound_block(direction)?
+        } else {
+            None
+        };
+        loop {
+            let next = match direction {
+                Direction::Backward => stretch.first.checked_sub(1),
+                Direction::Forward | Direction::Seek => stretch.last.checked_add(1),
+            };
+            let is_wanted = |next: &u32| {
+                *next < self.reader.blocks()
+                    && bound.is_none_or(|bound| match direction {
+                        Direction::Backward => *next >= bound,
+                        Direction::Forward | Direction::Seek => *next <= bound,
+                    })
+            };
+            let Some(next) = next.filter(is_wanted) else {
+                break;
+            };
+            let (offset, len) = self.reader.block_place(next)?;
+            if stretch.len() + len > bytes {
+                break;
+            }
+            let cache = &self.reader.shared.cache;
+            if self.options.access == Access::Scan
+                && cache.has_block((self.reader.table_id, offset))
+            {
+                break;
+            }
+            stretch.first = stretch.first.min(next);
+            stretch.last = stretch.last.max(next);
+            stretch.start = stretch.start.min(offset);
+            stretch.end = stretch.end.max(offset + len as u64);
+        }
+        Ok(stretch)
+    }
+
+    /// The last block that the walk can reach.
+    fn bound_block(&mut self, direction: Direction) -> Result<Option<u32>> {
+        if self.bound_block.is_none()
+            && let Some(bound) = self.bound.take()
+        {
+            let is_inside =
+                *bound >= *self.reader.smallest_key() && *bound <= *self.reader.largest_key();
+            let block = match direction {
+                _ if is_inside => self.locate(&bound, u64::MAX)?,
+                Direction::Backward => 0,
+                Direction::Forward | Direction::Seek => self.reader.blocks() - 1,
+            };
+            self.bound = Some(bound);
+            self.bound_block = Some(block);
+        }
+        Ok(self.bound_block)
+    }
+
+    /// How much to read next.
+    fn next_read_bytes(&self) -> usize {
+        match self.options.access {
+            Access::Compaction => READ_AHEAD_BYTES_MAX,
+            Access::Scan => (4 * self.read_ahead_bytes)
+                .max(self.options.first_read_bytes)
+                .min(READ_AHEAD_BYTES_MAX),
+        }
+    }
+
+    fn request(&self, stretch: Stretch, buffer: AlignedBuffer) -> Result<ReadRequest> {
+        self.reader.count_read(stretch.len());
+        Ok(ReadRequest {
+            file: self.reader.file()?,
+            offset: stretch.start,
+            len: stretch.len(),
+            buffer,
+        })
     }
 
     /// Reads `block` and as many neighbours in the direction of the walk as read ahead allows.
     fn read_window(&mut self, block: u32, direction: Direction) -> Result<()> {
-        let (mut start, len) = self.reader.block_place(block)?;
-        let mut end = start + len as u64;
-        self.read_ahead_bytes = match self.options.access {
-            Access::Compaction => READ_AHEAD_BYTES_MAX,
-            Access::Scan => (2 * self.read_ahead_bytes.max(len)).min(READ_AHEAD_BYTES_MAX),
+        let bytes = match direction {
+            Direction::Seek if self.options.access == Access::Scan => self.options.first_read_bytes,
+            _ => self.next_read_bytes(),
         };
-        let mut neighbour = block;
-        loop {
-            let next = match direction {
-                Direction::Backward => neighbour.checked_sub(1),
-                Direction::Forward | Direction::Seek => neighbour.checked_add(1),
-            };
-            let Some(next) = next.filter(|next| *next < self.reader.blocks()) else {
-                break;
-            };
-            let (offset, len) = self.reader.block_place(next)?;
-            if (end - start) as usize + len > self.read_ahead_bytes {
-                break;
-            }
-            if self.options.access == Access::Scan
-                && self
-                    .reader
-                    .shared
-                    .cache
-                    .has_block((self.reader.table_id, offset))
-            {
-                break;
-            }
-            start = start.min(offset);
-            end = end.max(offset + len as u64);
-            neighbour = next;
-        }
+        let stretch = self.stretch(block, direction, bytes)?;
+        self.read_ahead_bytes = stretch.len();
         self.drop_behind();
-        let wanted = (end - start) as usize;
-        self.reader.count_read(wanted);
-        let window = &mut self.blocks.window;
-        match self.reader.read_around(window, start, wanted) {
+        let buffer = std::mem::take(&mut self.blocks.window);
+        self.forget_window();
+        let read = self.request(stretch, buffer)?.read();
+        self.take_window(stretch, read)
+    }
+
+    /// Begins to read what follows the window, if the walk is long and came to the window's blocks.
+    fn read_ahead(&mut self, direction: Direction) -> Result<()> {
+        let is_long = match self.options.access {
+            Access::Compaction => true,
+            Access::Scan => self.read_ahead_bytes >= OVERLAP_BYTES_MIN,
+        };
+        if !is_long || direction == Direction::Seek || self.ahead.is_some() {
+            return Ok(());
+        }
+        let Some(window) = self.window_blocks else {
+            return Ok(());
+        };
+        let next = match direction {
+            Direction::Backward => window.first.checked_sub(1),
+            Direction::Forward | Direction::Seek => window.last.checked_add(1),
+        };
+        let Some(next) = next.filter(|next| *next < self.reader.blocks()) else {
+            return Ok(());
+        };
+        let bound = self.bound_block(direction)?;
+        let is_beyond = bound.is_some_and(|bound| match direction {
+            Direction::Backward => next < bound,
+            Direction::Forward | Direction::Seek => next > bound,
+        });
+        let (offset, _) = self.reader.block_place(next)?;
+        let cache = &self.reader.shared.cache;
+        if is_beyond
+            || self.options.access == Access::Scan
+                && cache.has_block((self.reader.table_id, offset))
+        {
+            return Ok(());
+        }
+        let stretch = self.stretch(next, direction, self.next_read_bytes())?;
+        let buffer = std::mem::take(&mut self.spare);
+        let request = self.request(stretch, buffer)?;
+        let reads = self.reader.vfs.start_reads(vec![request]);
+        self.ahead = Some(Ahead { reads, stretch });
+        Ok(())
+    }
+
+    /// Makes what was read ahead the window.
+    fn take_ahead(&mut self) -> Result<()> {
+        let Some(Ahead { reads, stretch }) = self.ahead.take() else {
+            return Ok(());
+        };
+        self.drop_behind();
+        self.spare = std::mem::take(&mut self.blocks.window);
+        self.forget_window();
+        self.read_ahead_bytes = stretch.len();
+        match reads.wait().pop() {
+            Some(read) => self.take_window(stretch, read),
+            None => unreachable!("there was one request"),
+        }
+    }
+
+    fn forget_window(&mut self) {
+        self.blocks.window.set_len(0);
+        self.window_blocks = None;
+    }
+
+    /// Makes a finished read the window.
+    fn take_window(&mut self, stretch: Stretch, read: FinishedRead) -> Result<()> {
+        self.blocks.window = read.buffer;
+        match read.range {
             Ok(range) => {
-                window.set_len(range.end);
-                self.blocks.window_offset = start - range.start as u64;
+                self.blocks.window.set_len(range.end);
+                self.blocks.window_offset = stretch.start - range.start as u64;
+                self.window_blocks = Some(stretch);
                 Ok(())
             }
             Err(error) => {
-                window.set_len(0);
-                Err(error)
+                self.forget_window();
+                let path = &self.reader.path;
+                Err(TableError::from_io(path, "read", stretch.start, error))
             }
         }
     }

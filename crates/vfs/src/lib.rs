@@ -8,14 +8,17 @@
 
 mod aligned;
 mod memory;
+mod reads;
 mod real;
 
 pub use aligned::{ALIGNMENT_BYTES_MAX, AlignedBuffer};
 pub use memory::{Fault, FaultKind, MemoryVfs, Operation};
+pub use reads::{FinishedRead, PendingReads, ReadRequest};
 pub use real::RealVfs;
 
 use std::fmt::Debug;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -54,6 +57,12 @@ pub trait Vfs: Debug + Send + Sync + 'static {
     /// with any file, with a copy more.
     fn open_direct(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>> {
         self.open(path, mode)
+    }
+    /// Begins several reads, at once where the system can do that; until they are waited for, the caller may
+    /// do something else. One that waits at once loses nothing against [`VfsFile::read_exact_at`] if there
+    /// are two or more.
+    fn start_reads(&self, requests: Vec<ReadRequest>) -> Box<dyn PendingReads> {
+        Box::new(reads::DeferredReads(requests))
     }
     /// Creates a directory and its missing parents; succeeds if it exists.
     fn create_directory(&self, path: &Path) -> io::Result<()>;
@@ -96,6 +105,10 @@ pub trait VfsFile: Debug + Send + Sync {
     /// [`ALIGNMENT_BYTES_MAX`]; 1 if the page cache is used for all.
     fn alignment_bytes(&self) -> usize {
         1
+    }
+    /// The descriptor for reads of whole units, if the file is one of the operating system.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
     /// Writes all bytes at `offset`, extending the file if needed. May have written a prefix when
     /// it fails.

@@ -2,11 +2,13 @@
 
 mod direct;
 mod mapping;
+mod ring;
+mod threads;
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::num::NonZeroU64;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +18,13 @@ use rustix::io::Errno;
 
 use self::direct::DirectAccess;
 use self::mapping::SharedMapping;
-use crate::{AlignedBuffer, DirectoryEntry, FileLock, Mapping, OpenMode, Vfs, VfsFile};
+use self::ring::RingReads;
+use self::threads::ThreadReads;
+use crate::reads::DeferredReads;
+use crate::{
+    AlignedBuffer, DirectoryEntry, FileLock, Mapping, OpenMode, PendingReads, ReadRequest, Vfs,
+    VfsFile,
+};
 
 /// Zeros for file systems that cannot allocate; one write of this size at a time.
 const ZEROS_LEN_BYTES: usize = 64 * 1024;
@@ -52,6 +60,17 @@ impl Vfs for RealVfs {
             direct,
             path: path.to_path_buf(),
         }))
+    }
+
+    fn start_reads(&self, requests: Vec<ReadRequest>) -> Box<dyn PendingReads> {
+        let requests = match RingReads::start(requests) {
+            Ok(reads) => return Box::new(reads),
+            Err(requests) => requests,
+        };
+        match ThreadReads::start(requests) {
+            Ok(reads) => Box::new(reads),
+            Err(requests) => Box::new(DeferredReads(requests)),
+        }
     }
 
     fn create_directory(&self, path: &Path) -> io::Result<()> {
@@ -183,6 +202,14 @@ impl VfsFile for RealFile {
                 Ok(len_min)
             }
         }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        let file = match &self.direct {
+            Some(direct) => direct.file(&self.file),
+            None => &self.file,
+        };
+        Some(file.as_fd())
     }
 
     fn alignment_bytes(&self) -> usize {
@@ -418,6 +445,68 @@ mod tests {
         if is_direct {
             // The end was no whole unit.
             assert!(cached_pages(&path) <= 1, "{} pages", cached_pages(&path));
+        }
+    }
+
+    #[test]
+    fn reads_begun_together_are_those_done_one_by_one() {
+        type Start = fn(Vec<ReadRequest>) -> Option<Box<dyn PendingReads>>;
+        let starts: [Start; 4] = [
+            |requests| Some(Box::new(RingReads::start(requests).ok()?)),
+            |requests| Some(Box::new(ThreadReads::start(requests).ok()?)),
+            |requests| Some(Box::new(DeferredReads(requests))),
+            |requests| Some(RealVfs.start_reads(requests)),
+        ];
+        for parent in [Some("/dev/shm"), None] {
+            let directory = match parent {
+                None => directory(),
+                Some(parent) => match tempfile::tempdir_in(parent) {
+                    Ok(directory) => directory,
+                    Err(_) => continue,
+                },
+            };
+            let path = directory.path().join("file");
+            let bytes: Vec<u8> = (0..300_000u32).map(|at| (at % 251) as u8).collect();
+            fs::write(&path, &bytes).unwrap();
+            for start in starts {
+                for is_direct in [false, true] {
+                    let file = match is_direct {
+                        true => RealVfs.open_direct(&path, OpenMode::Read),
+                        false => RealVfs.open(&path, OpenMode::Read),
+                    };
+                    let file = file.unwrap();
+                    // More than a ring takes at once, and one past the end.
+                    let places: Vec<(u64, usize)> = (0..40)
+                        .map(|at| (at * 7001, (at * 97 % 9000) as usize))
+                        .chain([(299_999, 2)])
+                        .collect();
+                    let request = |&(offset, len): &(u64, usize)| ReadRequest {
+                        file: Arc::clone(&file),
+                        offset,
+                        len,
+                        buffer: AlignedBuffer::new(),
+                    };
+                    let Some(reads) = start(places.iter().map(request).collect()) else {
+                        continue; // no io_uring here
+                    };
+                    let given_up = start(places.iter().map(request).collect());
+                    drop(given_up);
+                    let finished = reads.wait();
+                    assert_eq!(finished.len(), places.len());
+                    for ((offset, len), read) in places.into_iter().zip(finished) {
+                        let from = offset as usize;
+                        match read.range {
+                            Ok(range) => {
+                                assert_eq!(read.buffer[range], bytes[from..from + len]);
+                            }
+                            Err(error) => {
+                                assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+                                assert_eq!(from + len, 300_001);
+                            }
+                        }
+                    }
+                }
+            }
         }
     }
 

@@ -359,7 +359,7 @@ fn a_read_failure_concerns_one_read() {
     );
 
     let mut failures = 0;
-    for after_calls in 0..4 {
+    for after_calls in 0..3 {
         vfs.clear_faults();
         vfs.inject(fault(after_calls));
         let mut iterator = reader.iter(IteratorOptions::default());
@@ -375,7 +375,7 @@ fn a_read_failure_concerns_one_read() {
             assert_eq!(iterator.key(), key.as_slice());
         }
     }
-    assert_eq!(failures, 4);
+    assert_eq!(failures, 3);
 }
 
 #[test]
