@@ -6,7 +6,8 @@
 //! window. Once the walk is long, the next window is read while this one is walked through.
 //!
 //! A scan over several tables places all its iterators at once: [`TableIterator::prepare`] says what each
-//! would read first, and [`TableIterator::accept`] takes it, so that the reads need not follow each other.
+//! would read first, and [`TableIterator::accept`] takes it, so that the reads need not follow each other;
+//! [`TableIterator::prepare_next`] and [`TableIterator::accept_next`] do the same for second windows.
 
 use crate::EntryKind;
 use crate::block::{Block, Opened, Payload, PayloadLayout, open_stored};
@@ -20,8 +21,8 @@ use std::sync::Arc;
 
 /// Longest read ahead, and length of every read in compaction mode.
 const READ_AHEAD_BYTES_MAX: usize = 512 << 10;
-/// From this length of a read on the next one is begun before it is needed.
-const OVERLAP_BYTES_MIN: usize = 64 << 10;
+/// Each read ahead of a scan is so many times as long as the one before.
+pub const READ_AHEAD_GROWTH: usize = 5;
 /// So much of a scan is put into the cache; what follows is not.
 const CACHED_SCAN_BYTES: usize = 128 << 10;
 
@@ -44,6 +45,8 @@ pub struct IteratorOptions {
     pub access: Access,
     /// Length of a scan's first read after a seek, in bytes; one block if that is longer.
     pub first_read_bytes: usize,
+    /// Longest read ahead of a scan, in bytes.
+    pub read_ahead_bytes_max: usize,
 }
 
 impl Default for IteratorOptions {
@@ -53,6 +56,7 @@ impl Default for IteratorOptions {
             fill_cache: true,
             access: Access::Scan,
             first_read_bytes: 0,
+            read_ahead_bytes_max: READ_AHEAD_BYTES_MAX,
         }
     }
 }
@@ -64,6 +68,7 @@ impl IteratorOptions {
             fill_cache: false,
             access: Access::Compaction,
             first_read_bytes: 0,
+            read_ahead_bytes_max: READ_AHEAD_BYTES_MAX,
         }
     }
 }
@@ -79,11 +84,21 @@ pub enum Seek<'a> {
     Last,
 }
 
-/// A read of the next window that goes on while this one is walked through.
+/// The next window, which is read while this one is walked through.
 #[derive(Debug)]
 struct Ahead {
-    reads: Box<dyn PendingReads>,
+    state: AheadState,
     stretch: Stretch,
+}
+
+#[derive(Debug)]
+enum AheadState {
+    /// Begun by the iterator.
+    Reading(Box<dyn PendingReads>),
+    /// The caller is reading it.
+    Promised,
+    /// The caller has read it.
+    Read(FinishedRead),
 }
 
 /// Neighbouring blocks that are read in one go.
@@ -107,7 +122,8 @@ impl Stretch {
 
 /// A place in a table, or none. Entries are in the order of keys, versions of a key from the newest to
 /// the oldest. After an error the iterator is at no place; it can be placed anew. An iterator that reads
-/// ahead has up to two windows of 512 KiB of memory of its own, or of one block if that is longer.
+/// ahead has up to two windows of [`IteratorOptions::read_ahead_bytes_max`] of memory of its own, or of one
+/// block if that is longer.
 pub struct TableIterator {
     reader: Arc<TableReader>,
     options: IteratorOptions,
@@ -116,8 +132,10 @@ pub struct TableIterator {
     cursor: BlockCursor,
     index_cursor: BlockCursor,
     valid: bool,
-    /// Length of the last read; 0 after a seek.
-    read_ahead_bytes: usize,
+    /// Length that was planned for the last read; 0 after a seek.
+    planned_bytes: usize,
+    /// Which way the walk goes that was prepared.
+    direction: Direction,
     /// The blocks of the window.
     window_blocks: Option<Stretch>,
     ahead: Option<Ahead>,
@@ -203,7 +221,8 @@ impl TableIterator {
             cursor: BlockCursor::default(),
             index_cursor: BlockCursor::default(),
             valid: false,
-            read_ahead_bytes: 0,
+            planned_bytes: 0,
+            direction: Direction::Forward,
             window_blocks: None,
             ahead: None,
             spare: AlignedBuffer::new(),
@@ -231,6 +250,7 @@ impl TableIterator {
     /// handed to [`TableIterator::accept`] before the seek. May read the index.
     pub fn prepare(&mut self, seek: Seek<'_>) -> Result<Option<ReadRequest>> {
         self.start_seek();
+        self.ahead = None;
         let (key, direction) = match seek {
             Seek::AtOrAbove(key) if key > self.reader.largest_key() => return Ok(None),
             Seek::Below(key) if key <= self.reader.smallest_key() => return Ok(None),
@@ -238,6 +258,7 @@ impl TableIterator {
             Seek::Below(key) => (key, Direction::Backward),
             Seek::Last => (&[][..], Direction::Backward),
         };
+        self.direction = direction;
         let block = match seek {
             Seek::Last => self.reader.blocks() - 1,
             _ => self.locate(key, u64::MAX)?,
@@ -262,10 +283,48 @@ impl TableIterator {
     /// Takes what [`TableIterator::prepare`] asked for. If the read failed, the seek repeats it.
     pub fn accept(&mut self, read: FinishedRead) {
         if let Some(stretch) = self.prepared.take() {
-            self.read_ahead_bytes = stretch.len();
+            self.planned_bytes = self.options.first_read_bytes;
             // Ignored: the seek will meet the same error, and report it.
             let _ = self.take_window(stretch, read);
         }
+    }
+
+    /// The next window of a walk that began with [`TableIterator::prepare`], of up to `bytes`: to be read by
+    /// the caller, together with others, and handed to [`TableIterator::accept_next`]. `None` if there is
+    /// none to be read, or it is read already.
+    pub fn prepare_next(&mut self, bytes: usize) -> Result<Option<ReadRequest>> {
+        if !self.valid || self.ahead.is_some() {
+            return Ok(None);
+        }
+        let Some(next) = self.next_to_read(self.direction)? else {
+            return Ok(None);
+        };
+        self.planned_bytes = bytes;
+        let stretch = self.stretch(next, self.direction, bytes)?;
+        let state = AheadState::Promised;
+        self.ahead = Some(Ahead { state, stretch });
+        let buffer = std::mem::take(&mut self.spare);
+        self.request(stretch, buffer).map(Some)
+    }
+
+    /// Takes what [`TableIterator::prepare_next`] asked for.
+    pub fn accept_next(&mut self, read: FinishedRead) {
+        if let Some(ahead) = &mut self.ahead
+            && matches!(ahead.state, AheadState::Promised)
+        {
+            ahead.state = AheadState::Read(read);
+        }
+    }
+
+    /// Whether the walk may soon need what [`TableIterator::prepare_next`] asked for: if it goes on before
+    /// that is accepted, it reads the same itself.
+    #[inline]
+    pub fn needs_next(&self) -> bool {
+        matches!(
+            (&self.ahead, self.window_blocks),
+            (Some(Ahead { state: AheadState::Promised, .. }), Some(window))
+                if self.block == window.last || self.block == window.first
+        )
     }
 
     /// The table.
@@ -400,7 +459,7 @@ impl TableIterator {
     fn start_seek(&mut self) {
         self.valid = false;
         if self.visited_bytes > 0 {
-            self.read_ahead_bytes = 0;
+            self.planned_bytes = 0;
             self.ahead = None;
         }
         self.visited_bytes = 0;
@@ -481,7 +540,7 @@ impl TableIterator {
                     return Ok(());
                 }
                 if direction == Direction::Seek && self.options.first_read_bytes <= len {
-                    self.read_ahead_bytes = len;
+                    self.planned_bytes = len;
                     let read = self.reader.read_stored(offset, len, cache_it)?;
                     self.blocks.current = Current::Cached(read);
                     return Ok(());
@@ -566,9 +625,9 @@ impl TableIterator {
     fn next_read_bytes(&self) -> usize {
         match self.options.access {
             Access::Compaction => READ_AHEAD_BYTES_MAX,
-            Access::Scan => (4 * self.read_ahead_bytes)
+            Access::Scan => (READ_AHEAD_GROWTH * self.planned_bytes)
                 .max(self.options.first_read_bytes)
-                .min(READ_AHEAD_BYTES_MAX),
+                .min(self.options.read_ahead_bytes_max),
         }
     }
 
@@ -589,7 +648,7 @@ impl TableIterator {
             _ => self.next_read_bytes(),
         };
         let stretch = self.stretch(block, direction, bytes)?;
-        self.read_ahead_bytes = stretch.len();
+        self.planned_bytes = bytes.max(stretch.len());
         self.drop_behind();
         let buffer = std::mem::take(&mut self.blocks.window);
         self.forget_window();
@@ -601,20 +660,30 @@ impl TableIterator {
     fn read_ahead(&mut self, direction: Direction) -> Result<()> {
         let is_long = match self.options.access {
             Access::Compaction => true,
-            Access::Scan => self.read_ahead_bytes >= OVERLAP_BYTES_MIN,
+            Access::Scan => self.planned_bytes >= self.options.read_ahead_bytes_max,
         };
         if !is_long || direction == Direction::Seek || self.ahead.is_some() {
             return Ok(());
         }
-        let Some(window) = self.window_blocks else {
+        let Some(next) = self.next_to_read(direction)? else {
             return Ok(());
         };
-        let next = match direction {
+        let stretch = self.stretch(next, direction, self.next_read_bytes())?;
+        let buffer = std::mem::take(&mut self.spare);
+        let request = self.request(stretch, buffer)?;
+        let state = AheadState::Reading(self.reader.vfs.start_reads(vec![request]));
+        self.ahead = Some(Ahead { state, stretch });
+        Ok(())
+    }
+
+    /// The block behind the window, if the walk will reach it and it is not cached.
+    fn next_to_read(&mut self, direction: Direction) -> Result<Option<u32>> {
+        let next = self.window_blocks.and_then(|window| match direction {
             Direction::Backward => window.first.checked_sub(1),
             Direction::Forward | Direction::Seek => window.last.checked_add(1),
-        };
+        });
         let Some(next) = next.filter(|next| *next < self.reader.blocks()) else {
-            return Ok(());
+            return Ok(None);
         };
         let bound = self.bound_block(direction)?;
         let is_beyond = bound.is_some_and(|bound| match direction {
@@ -623,33 +692,34 @@ impl TableIterator {
         });
         let (offset, _) = self.reader.block_place(next)?;
         let cache = &self.reader.shared.cache;
-        if is_beyond
-            || self.options.access == Access::Scan
-                && cache.has_block((self.reader.table_id, offset))
-        {
-            return Ok(());
-        }
-        let stretch = self.stretch(next, direction, self.next_read_bytes())?;
-        let buffer = std::mem::take(&mut self.spare);
-        let request = self.request(stretch, buffer)?;
-        let reads = self.reader.vfs.start_reads(vec![request]);
-        self.ahead = Some(Ahead { reads, stretch });
-        Ok(())
+        let is_cached =
+            self.options.access == Access::Scan && cache.has_block((self.reader.table_id, offset));
+        Ok((!is_beyond && !is_cached).then_some(next))
     }
 
     /// Makes what was read ahead the window.
     fn take_ahead(&mut self) -> Result<()> {
-        let Some(Ahead { reads, stretch }) = self.ahead.take() else {
+        let Some(Ahead { state, stretch }) = self.ahead.take() else {
             return Ok(());
         };
         self.drop_behind();
-        self.spare = std::mem::take(&mut self.blocks.window);
+        let buffer = std::mem::take(&mut self.blocks.window);
         self.forget_window();
-        self.read_ahead_bytes = stretch.len();
-        match reads.wait().pop() {
-            Some(read) => self.take_window(stretch, read),
-            None => unreachable!("there was one request"),
-        }
+        let read = match state {
+            AheadState::Promised => self.request(stretch, buffer)?.read(),
+            AheadState::Read(read) => {
+                self.spare = buffer;
+                read
+            }
+            AheadState::Reading(reads) => {
+                self.spare = buffer;
+                match reads.wait().pop() {
+                    Some(read) => read,
+                    None => unreachable!("there was one request"),
+                }
+            }
+        };
+        self.take_window(stretch, read)
     }
 
     fn forget_window(&mut self) {

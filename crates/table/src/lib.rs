@@ -40,7 +40,7 @@ mod verify;
 mod writer;
 
 pub use error::{Result, TableError};
-pub use iterator::{Access, IteratorOptions, Seek, TableIterator};
+pub use iterator::{Access, IteratorOptions, READ_AHEAD_GROWTH, Seek, TableIterator};
 pub use leaf::{Leaf, LeafBytes, Probe};
 pub use reader::{Found, LeafSource, TableReader};
 pub use shared::{CounterValues, TableShared};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use lightkv_table::EntryKind;
 
 use super::LightKv;
-use super::scan_source::{Direction, LeafSource, ScanSource, TableSource};
+use super::scan_source::{Direction, LeafSource, ReadAhead, ScanSource, Walk, add_table_sources};
 use super::store::Store;
 use super::table_set::read_large_value;
 use crate::db::KeyRange;
@@ -26,6 +26,8 @@ pub(crate) struct StoreScan {
     /// Last key returned from the back: the front must stay below it.
     back_key: Option<Vec<u8>>,
     sequence_max: u64,
+    /// Bytes of keys and values returned.
+    walked_bytes: u64,
     /// Whether the moment is the scan's own, to be released with it.
     owns_moment: bool,
     front: Option<PartitionScan>,
@@ -41,54 +43,47 @@ struct PartitionScan {
     /// Where the next partition of the walk begins: this one's upper bound forward, its lower backward;
     /// `None` after the last.
     next: Option<Vec<u8>>,
+    read_ahead: ReadAhead,
 }
 
 impl PartitionScan {
-    /// Places all sources of the partition that owns `at` (forward), or that holds the keys just below
-    /// `at` (backward; `None`: the last one).
-    fn new(
-        store: &Store,
-        sequence_max: u64,
-        direction: Direction,
-        at: Option<&[u8]>,
-    ) -> Result<Self> {
+    /// Places all sources of the partition that owns the walk's start (forward), or that holds the keys just
+    /// below it (backward; `None`: the last one).
+    fn new(store: &Store, walk: Walk<'_>) -> Result<Self> {
         let (partition, view) = {
             let guard = crossbeam_epoch::pin();
-            let partition = match (direction, at) {
-                (Direction::Forward, Some(at)) => store.route(at, &guard),
-                (Direction::Forward, None) => store.route(&[], &guard),
-                (Direction::Backward, at) => store.route_below(at, &guard),
+            let partition = match (walk.direction, walk.start) {
+                (Direction::Forward, start) => store.route(start.unwrap_or(&[]), &guard),
+                (Direction::Backward, start) => store.route_below(start, &guard),
             };
             (partition.clone(), partition.view(&guard).clone())
         };
         let mut sources = Vec::with_capacity(1 + view.frozen.len() + view.tables.len());
         for leaf in std::iter::once(&view.top).chain(&view.frozen) {
             if leaf.index.len() > 0 {
-                let source = LeafSource::new(store, leaf.clone(), sequence_max, direction, at);
+                let source = LeafSource::new(store, leaf.clone(), walk);
                 sources.push(ScanSource::Leaf(source));
             }
         }
-        for listed in &view.tables {
-            let lower = if direction == Direction::Forward {
-                at.unwrap_or(&[])
-            } else {
-                &[]
-            };
-            let upper = if direction == Direction::Backward {
-                at
-            } else {
-                None
-            };
-            if listed.table.overlaps(lower, upper) {
-                let source = TableSource::new(&listed.table, sequence_max, direction, at)?;
-                sources.push(ScanSource::Table(Box::new(source)));
-            }
-        }
-        let next = match direction {
+        // Tables may reach over the partition's bounds: what lies there is another one's.
+        let bound = match walk.direction {
+            Direction::Forward => match (walk.bound, partition.upper.as_deref()) {
+                (Some(bound), Some(upper)) => Some(bound.min(upper)),
+                (bound, upper) => bound.or(upper),
+            },
+            Direction::Backward => walk.bound.max(Some(&*partition.lower)),
+        };
+        let (tables, walk) = (&view.tables, Walk { bound, ..walk });
+        let read_ahead = add_table_sources(&mut sources, store, tables, walk)?;
+        let next = match walk.direction {
             Direction::Forward => partition.upper.as_deref().map(<[u8]>::to_vec),
             Direction::Backward => (!partition.lower.is_empty()).then(|| partition.lower.to_vec()),
         };
-        Ok(Self { sources, next })
+        Ok(Self {
+            sources,
+            next,
+            read_ahead,
+        })
     }
 
     /// The source with the next key of the walk; of equal keys the newest source.
@@ -131,6 +126,7 @@ impl StoreScan {
             front_key: None,
             back_key: None,
             sequence_max,
+            walked_bytes: 0,
             owns_moment,
             front: None,
             back: None,
@@ -151,15 +147,25 @@ impl StoreScan {
             Direction::Backward => (&mut self.back, &mut self.back_done),
         };
         let (limit_low, limit_high) = (&self.range.start, self.range.end.as_deref());
+        let walk = Walk {
+            sequence_max: self.sequence_max,
+            direction,
+            start: None,
+            bound: match direction {
+                Direction::Forward => limit_high,
+                Direction::Backward => Some(&limit_low[..]),
+            },
+            walked_bytes: self.walked_bytes,
+        };
         while !*done {
             let scan = match place {
                 Some(scan) => scan,
                 None => {
-                    let at = match direction {
+                    let start = match direction {
                         Direction::Forward => Some(&limit_low[..]),
                         Direction::Backward => limit_high,
                     };
-                    place.insert(PartitionScan::new(store, self.sequence_max, direction, at)?)
+                    place.insert(PartitionScan::new(store, Walk { start, ..walk })?)
                 }
             };
             let chosen = scan.choose(direction).filter(|&at| {
@@ -174,8 +180,8 @@ impl StoreScan {
                     Direction::Backward => bound > &limit_low[..],
                 });
                 if is_within {
-                    let at = passed.as_deref();
-                    *place = Some(PartitionScan::new(store, self.sequence_max, direction, at)?);
+                    let start = passed.as_deref();
+                    *place = Some(PartitionScan::new(store, Walk { start, ..walk })?);
                 } else {
                     *done = true;
                 }
@@ -203,16 +209,20 @@ impl StoreScan {
                     Some(read_large_value(&store.tables, reference)?.into())
                 }
             };
+            scan.read_ahead
+                .step(store, &mut scan.sources, self.walked_bytes)?;
             for source in &mut scan.sources {
                 if source.key() == Some(&key) {
                     source.advance(store)?;
                 }
             }
             if let Some(value) = value {
-                match direction {
-                    Direction::Forward => self.front_key = Some(key.clone()),
-                    Direction::Backward => self.back_key = Some(key.clone()),
-                }
+                let last = match direction {
+                    Direction::Forward => &mut self.front_key,
+                    Direction::Backward => &mut self.back_key,
+                };
+                key.clone_into(last.get_or_insert_default());
+                self.walked_bytes += (key.len() + value.len()) as u64;
                 return Ok(Some((key.into(), value)));
             }
         }

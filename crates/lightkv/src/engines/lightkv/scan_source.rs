@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use lightkv_table::{EntryKind, IteratorOptions, TableIterator};
+use lightkv_table::{EntryKind, IteratorOptions, READ_AHEAD_GROWTH, Seek, TableIterator};
+use lightkv_vfs::{PendingReads, ReadRequest};
 
-use super::partition::Leaf;
+use super::partition::{Leaf, PartitionTable};
 use super::sorted_view::SortedView;
 use super::store::Store;
 use super::table_set::Table;
@@ -15,6 +16,171 @@ use crate::Result;
 pub(crate) enum Direction {
     Forward,
     Backward,
+}
+
+/// One walk through a partition.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Walk<'a> {
+    pub(crate) sequence_max: u64,
+    pub(crate) direction: Direction,
+    /// Forward: at the first key at or above it; backward: at the last one below it, of all if `None`.
+    pub(crate) start: Option<&'a [u8]>,
+    /// Where the walk ends at the latest: forward above what is wanted, backward at its first key.
+    pub(crate) bound: Option<&'a [u8]>,
+    /// Bytes that the scan has returned so far.
+    pub(crate) walked_bytes: u64,
+}
+
+impl<'a> Walk<'a> {
+    fn seek(&self) -> Seek<'a> {
+        match (self.direction, self.start) {
+            (Direction::Forward, start) => Seek::AtOrAbove(start.unwrap_or(&[])),
+            (Direction::Backward, Some(start)) => Seek::Below(start),
+            (Direction::Backward, None) => Seek::Last,
+        }
+    }
+
+    /// Whether a table can hold keys of the walk.
+    fn reaches(&self, table: &Table) -> bool {
+        match self.direction {
+            Direction::Forward => table.overlaps(self.start.unwrap_or(&[]), self.bound),
+            Direction::Backward => table.overlaps(self.bound.unwrap_or(&[]), self.start),
+        }
+    }
+}
+
+/// What a scan that has just begun reads at first from all tables together: a dozen records of 1 KiB.
+const FIRST_READ_BYTES: u64 = 24 << 10;
+/// Most that a long scan reads ahead from all tables together, half of it while it walks through the other.
+const READ_AHEAD_BYTES: u64 = 2 << 20;
+/// Least that a long scan reads ahead from one table.
+const READ_AHEAD_BYTES_MIN: u64 = 64 << 10;
+
+/// Read ahead of all tables of a partition together: as long as a scan may end soon, the next windows of all
+/// of them are begun at once, shortly before the first table needs one.
+#[derive(Debug)]
+pub(crate) struct ReadAhead {
+    /// Length of all windows together that come next, in bytes.
+    next_bytes: u64,
+    /// Where the scan begins to read them, in bytes that it has returned.
+    at_bytes: u64,
+    /// Indexes of sources, and the reads for them.
+    under_way: Option<(Vec<usize>, Box<dyn PendingReads>)>,
+}
+
+impl ReadAhead {
+    fn new(walked_bytes: u64, first_bytes: u64) -> Self {
+        Self {
+            next_bytes: first_bytes * READ_AHEAD_GROWTH as u64,
+            // A short scan should not read more than once: records are not spread evenly.
+            at_bytes: walked_bytes + first_bytes / 5 * 3,
+            under_way: None,
+        }
+    }
+
+    /// Begins and ends reads as the walk needs them; to be called before each step.
+    #[inline]
+    pub(crate) fn step(
+        &mut self,
+        store: &Store,
+        sources: &mut [ScanSource],
+        walked_bytes: u64,
+    ) -> Result<()> {
+        if self.under_way.is_some() {
+            let needs_next = |source: &ScanSource| match source {
+                ScanSource::Leaf(_) => false,
+                ScanSource::Table(source) => source.iterator.needs_next(),
+            };
+            if sources.iter().any(needs_next) {
+                self.finish(sources);
+            }
+        } else if walked_bytes >= self.at_bytes {
+            self.begin(store, sources)?;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn begin(&mut self, store: &Store, sources: &mut [ScanSource]) -> Result<()> {
+        let bytes = self.next_bytes;
+        if bytes > READ_AHEAD_BYTES / 2 {
+            // From now on each table reads ahead by itself, windows of its full length.
+            self.at_bytes = u64::MAX;
+            return Ok(());
+        }
+        self.at_bytes += bytes / 5 * 4;
+        self.next_bytes *= READ_AHEAD_GROWTH as u64;
+        let (mut places, mut requests) = (Vec::new(), Vec::new());
+        for (place, source) in sources.iter_mut().enumerate() {
+            if let ScanSource::Table(source) = source {
+                let share = (bytes as f64 * source.share) as usize;
+                if let Some(request) = source.iterator.prepare_next(share)? {
+                    places.push(place);
+                    requests.push(request);
+                }
+            }
+        }
+        if !requests.is_empty() {
+            self.under_way = Some((places, store.vfs.start_reads(requests)));
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn finish(&mut self, sources: &mut [ScanSource]) {
+        let Some((places, reads)) = self.under_way.take() else {
+            return;
+        };
+        for (place, read) in places.into_iter().zip(reads.wait()) {
+            if let ScanSource::Table(source) = &mut sources[place] {
+                source.iterator.accept_next(read);
+            }
+        }
+    }
+}
+
+/// Places a walk in the tables that can hold keys of it, behind the sources that there are. What has to be
+/// read first is read from all of them at once, from each as much as is likely to be wanted of it: entries
+/// are spread over tables as bytes are.
+pub(crate) fn add_table_sources(
+    sources: &mut Vec<ScanSource>,
+    store: &Store,
+    tables: &[PartitionTable],
+    walk: Walk<'_>,
+) -> Result<ReadAhead> {
+    let reached = || {
+        tables
+            .iter()
+            .map(|listed| &listed.table)
+            .filter(|table| walk.reaches(table))
+    };
+    let all_bytes: u64 = reached().map(|table| table.metadata.file_len_bytes).sum();
+    let first_bytes = (walk.walked_bytes * 2).clamp(FIRST_READ_BYTES, READ_AHEAD_BYTES / 2);
+    let (mut placed, mut places, mut requests) = (Vec::new(), Vec::new(), Vec::new());
+    for table in reached() {
+        let share = table.metadata.file_len_bytes as f64 / all_bytes.max(1) as f64;
+        let mut source = TableSource::new(table, walk, share, first_bytes)?;
+        if let Some(request) = source.iterator.prepare(walk.seek())? {
+            places.push(placed.len());
+            requests.push(request);
+        }
+        placed.push(source);
+    }
+    let finished = match requests.len() {
+        // One alone is not worth beginning first and waiting later.
+        1 => requests.drain(..).map(ReadRequest::read).collect(),
+        _ => store.vfs.start_reads(requests).wait(),
+    };
+    for (place, read) in places.into_iter().zip(finished) {
+        placed[place].iterator.accept(read);
+    }
+    for mut source in placed {
+        source.place(walk.seek())?;
+        if source.kind.is_some() {
+            sources.push(ScanSource::Table(Box::new(source)));
+        }
+    }
+    Ok(ReadAhead::new(walk.walked_bytes, first_bytes))
 }
 
 /// A leaf or a table, placed at a key that has a version visible at the scan's moment, or exhausted.
@@ -82,27 +248,21 @@ pub(crate) struct LeafSource {
 }
 
 impl LeafSource {
-    /// Forward: at the first key at or above `bound`. Backward: at the last one below it, of all if
-    /// `None`.
-    pub(crate) fn new(
-        store: &Store,
-        leaf: Arc<Leaf>,
-        sequence_max: u64,
-        direction: Direction,
-        bound: Option<&[u8]>,
-    ) -> Self {
+    /// At the first key of the walk.
+    pub(crate) fn new(store: &Store, leaf: Arc<Leaf>, walk: Walk<'_>) -> Self {
         let view = leaf.sorted(&store.buffer);
         let base = leaf.index.slice_base_bytes() as usize;
-        let at = match bound {
-            Some(bound) => view.lower_bound(bound, base, &store.buffer),
-            None => view.entries().len(),
+        let at = match (walk.start, walk.direction) {
+            (Some(start), _) => view.lower_bound(start, base, &store.buffer),
+            (None, Direction::Forward) => 0,
+            (None, Direction::Backward) => view.entries().len(),
         };
         let (key, current) = (Vec::new(), None);
         let mut source = Self {
             leaf,
             view,
-            direction,
-            sequence_max,
+            direction: walk.direction,
+            sequence_max: walk.sequence_max,
             at,
             key,
             current,
@@ -147,9 +307,11 @@ pub(crate) struct TableSource {
     /// Keeps the file.
     _table: Arc<Table>,
     iterator: TableIterator,
+    /// Of the bytes of all tables of the partition.
+    share: f64,
     direction: Direction,
     sequence_max: u64,
-    /// Backward only: the iterator has left the entry it stands for, so this is a copy.
+    /// Backward: the iterator has left the entry it stands for, so this is a copy. Forward: scratch.
     key: Vec<u8>,
     value: Vec<u8>,
     /// Kind of the visible version; `None` when exhausted.
@@ -157,31 +319,38 @@ pub(crate) struct TableSource {
 }
 
 impl TableSource {
-    /// Bounds as for [`LeafSource::new`].
-    pub(crate) fn new(
-        table: &Arc<Table>,
-        sequence_max: u64,
-        direction: Direction,
-        bound: Option<&[u8]>,
-    ) -> Result<Self> {
-        let mut iterator = table.iterator(IteratorOptions::default())?;
-        match (direction, bound) {
-            (Direction::Forward, Some(bound)) => iterator.seek(bound)?,
-            (Direction::Forward, None) => {}
-            (Direction::Backward, Some(bound)) => iterator.seek_before(bound)?,
-            (Direction::Backward, None) => iterator.seek_last()?,
+    /// A source that is not yet placed.
+    fn new(table: &Arc<Table>, walk: Walk<'_>, share: f64, first_bytes: u64) -> Result<Self> {
+        let part = |bytes: u64| (bytes as f64 * share) as u64;
+        let options = IteratorOptions {
+            first_read_bytes: part(first_bytes) as usize,
+            read_ahead_bytes_max: part(READ_AHEAD_BYTES / 2).max(READ_AHEAD_BYTES_MIN) as usize,
+            ..IteratorOptions::default()
+        };
+        let mut iterator = table.iterator(options)?;
+        if let Some(bound) = walk.bound {
+            iterator.set_bound(bound);
         }
-        let mut source = Self {
+        Ok(Self {
             _table: table.clone(),
             iterator,
-            direction,
-            sequence_max,
+            share,
+            direction: walk.direction,
+            sequence_max: walk.sequence_max,
             key: Vec::new(),
             value: Vec::new(),
             kind: None,
-        };
-        source.settle()?;
-        Ok(source)
+        })
+    }
+
+    /// Moves to the first key of the walk.
+    fn place(&mut self, seek: Seek<'_>) -> Result<()> {
+        match seek {
+            Seek::AtOrAbove(key) => self.iterator.seek(key)?,
+            Seek::Below(key) => self.iterator.seek_before(key)?,
+            Seek::Last => self.iterator.seek_last()?,
+        }
+        self.settle()
     }
 
     fn key(&self) -> &[u8] {
