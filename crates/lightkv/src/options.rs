@@ -145,8 +145,8 @@ impl Options {
     }
 
     /// The ONE cap on memory, in bytes: write buffer, indexes, caches, all of it. At least 16 MiB;
-    /// default 1 GiB. Mapped journal files and pool files are counted, the operating system's page cache
-    /// of tables is not.
+    /// default 1 GiB. Mapped journal files and pool files are counted; tables bypass the operating
+    /// system's page cache where the file system allows it.
     pub fn memory_budget(mut self, bytes: u64) -> Self {
         self.memory_budget_bytes = bytes;
         self

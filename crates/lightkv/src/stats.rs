@@ -106,8 +106,18 @@ numbers! {
         index_bytes_memory,
         /// Write-buffer space handed to partitions, in bytes.
         buffer_bytes,
-        /// Cached table blocks, in bytes.
+        /// Cached records and blocks of tables, in bytes.
         cache_bytes,
+        /// What the cache may grow to, as the rest of the memory budget leaves it, in bytes.
+        cache_capacity_bytes,
+        /// Memory behind the write buffer, used or not, in bytes.
+        buffer_memory_bytes,
+        /// Memory set aside for mapped journal files, in bytes.
+        journal_memory_bytes,
+        /// Sorted views of unflushed records, in bytes.
+        sorted_view_bytes,
+        /// Buffers that scans and merges read ahead into, in bytes.
+        read_ahead_bytes,
         /// Partitions.
         partitions,
         /// Sorted tables.

@@ -141,6 +141,8 @@ pub struct TableIterator {
     ahead: Option<Ahead>,
     /// Memory for the next read ahead.
     spare: AlignedBuffer,
+    /// What the store knows of the buffers, in bytes.
+    noted_bytes: usize,
     /// What `prepare` asked for.
     prepared: Option<Stretch>,
     /// The walk ends here: at a key above what is wanted forward, at one below it backward.
@@ -226,6 +228,7 @@ impl TableIterator {
             window_blocks: None,
             ahead: None,
             spare: AlignedBuffer::new(),
+            noted_bytes: 0,
             prepared: None,
             bound: None,
             bound_block: None,
@@ -722,6 +725,13 @@ impl TableIterator {
         self.take_window(stretch, read)
     }
 
+    /// Tells the store how much memory the iterator holds.
+    fn note_buffers(&mut self, bytes: usize) {
+        let shared = &self.reader.shared;
+        shared.note_read_ahead(self.noted_bytes as u64, bytes as u64);
+        self.noted_bytes = bytes;
+    }
+
     fn forget_window(&mut self) {
         self.blocks.window.set_len(0);
         self.window_blocks = None;
@@ -730,6 +740,7 @@ impl TableIterator {
     /// Makes a finished read the window.
     fn take_window(&mut self, stretch: Stretch, read: FinishedRead) -> Result<()> {
         self.blocks.window = read.buffer;
+        self.note_buffers(self.buffer_bytes());
         match read.range {
             Ok(range) => {
                 self.blocks.window.set_len(range.end);
@@ -791,6 +802,7 @@ impl TableIterator {
 
 impl Drop for TableIterator {
     fn drop(&mut self) {
+        self.note_buffers(0);
         self.drop_behind();
     }
 }

@@ -97,6 +97,8 @@ impl TableReader {
             reader.leaf = leaf;
             reader.leaf_source = LeafSource::Rebuilt;
         }
+        let index_bytes = reader.resident_index_bytes() as u64;
+        reader.shared.note_index(0, index_bytes);
         Ok(reader)
     }
 }

@@ -556,6 +556,8 @@ impl Drop for TableReader {
     fn drop(&mut self) {
         self.shared.handles.release(&self.handle);
         self.shared.cache.table_closed(self.footer.file_len);
+        let index_bytes = self.resident_index_bytes() as u64;
+        self.shared.note_index(index_bytes, 0);
         // Relaxed: see `delete_on_drop`.
         if !self.obsolete.load(MemoryOrdering::Relaxed) {
             return;

@@ -10,6 +10,9 @@ pub struct TableShared {
     pub(crate) cache: TableCache,
     pub(crate) handles: FileHandles,
     pub(crate) counters: Counters,
+    /// Sums of what readers and iterators hold. Relaxed everywhere: levels for display and for shares.
+    index_bytes: AtomicU64,
+    read_ahead_bytes: AtomicU64,
 }
 
 impl fmt::Debug for TableShared {
@@ -31,6 +34,8 @@ impl TableShared {
             cache: TableCache::new(cache_bytes),
             handles: FileHandles::new(max_open_files),
             counters: Counters::default(),
+            index_bytes: AtomicU64::new(0),
+            read_ahead_bytes: AtomicU64::new(0),
         }
     }
 
@@ -50,6 +55,26 @@ impl TableShared {
         self.cache.set_capacity_bytes(cache_bytes);
     }
 
+    /// Resident indexes of all open tables, in bytes.
+    pub fn index_bytes(&self) -> u64 {
+        self.index_bytes.load(Ordering::Relaxed)
+    }
+
+    /// What all iterators hold to read ahead, in bytes.
+    pub fn read_ahead_bytes(&self) -> u64 {
+        self.read_ahead_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a reader was opened, with an index of so many bytes, or went away.
+    pub(crate) fn note_index(&self, before_bytes: u64, now_bytes: u64) {
+        note(&self.index_bytes, before_bytes, now_bytes);
+    }
+
+    /// Notes that an iterator holds more or less than before.
+    pub(crate) fn note_read_ahead(&self, before_bytes: u64, now_bytes: u64) {
+        note(&self.read_ahead_bytes, before_bytes, now_bytes);
+    }
+
     /// Number of table files kept open.
     pub fn open_files(&self) -> usize {
         self.handles.open_files()
@@ -59,6 +84,11 @@ impl TableShared {
     pub fn counters(&self) -> CounterValues {
         self.counters.values()
     }
+}
+
+fn note(level: &AtomicU64, before: u64, now: u64) {
+    // Wrapping, as atomic addition does: the difference may be negative.
+    level.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
 }
 
 /// A counter on a cache line of its own, so that threads that count different things do not meet.

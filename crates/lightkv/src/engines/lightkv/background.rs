@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::partition::Partition;
 use super::store::Store;
@@ -185,6 +185,7 @@ impl Background {
                 })
             });
             self.finish(store, job, result);
+            store.balance_memory();
         }
     }
 
@@ -219,6 +220,7 @@ impl Background {
             }
             if !may_compact {
                 self.awake.store(false, Ordering::Relaxed);
+                MutexGuard::unlocked(&mut queue, || store.balance_memory());
             }
             self.work.wait_for(&mut queue, IDLE_INTERVAL);
         }

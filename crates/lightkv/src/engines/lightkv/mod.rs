@@ -61,6 +61,7 @@ mod in_flight;
 mod journal_entry_layout;
 mod manifest;
 mod manifest_layout;
+mod memory;
 mod pacing;
 mod partition;
 mod read;

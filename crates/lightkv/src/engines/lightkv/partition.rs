@@ -80,6 +80,13 @@ impl Leaf {
         view
     }
 
+    /// Memory of its sorted view, in bytes; 0 while a scan is making it.
+    pub(crate) fn sorted_bytes(&self) -> u64 {
+        let sorted = self.sorted.try_lock();
+        let view = sorted.as_ref().and_then(|sorted| sorted.as_ref());
+        view.map_or(0, |view| view.memory_bytes())
+    }
+
     /// The same leaf with a larger hash table; keeps the sorted view.
     pub(crate) fn grown(&self, capacity: usize) -> Arc<Self> {
         Arc::new(Self {

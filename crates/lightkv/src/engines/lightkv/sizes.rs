@@ -29,7 +29,9 @@ pub(crate) struct Sizes {
     pub(crate) block_bytes: usize,
     /// Values from this length on get files of their own.
     pub(crate) large_value_bytes: usize,
+    /// The most that the cache can become; see `memory.rs`.
     pub(crate) cache_bytes: u64,
+    pub(crate) budget_bytes: u64,
 }
 
 /// Fewest entries a leaf is split at: below, a split would only make tiny partitions of huge records.
@@ -39,8 +41,8 @@ pub(crate) const SPLIT_ENTRIES_MIN: usize = 8;
 const BUFFER_BYTES_MAX: u64 = 1 << 40;
 
 impl Sizes {
-    /// With a journal, 40 % of the budget buffer records, at most 20 % are resident journal, 15 % cache
-    /// blocks; the rest is for indexes and for the work of flushes and compactions. A pool costs no
+    /// With a journal, 40 % of the budget buffer records, at most 20 % are resident journal; the
+    /// cache has what these, the indexes and the work of flushes and compactions leave (`memory.rs`). A pool costs no
     /// memory of the budget where it is persistent memory, but it may be tmpfs, so it is counted too.
     pub(crate) fn new(options: &Options) -> Self {
         let tuning = &options.tuning;
@@ -79,7 +81,8 @@ impl Sizes {
             journal_limit_bytes: buffer_bytes * 2 + 2 * journal_file_bytes,
             block_bytes: tuning.block_bytes.unwrap_or(4096),
             large_value_bytes: tuning.large_value_bytes.unwrap_or(1 << 20),
-            cache_bytes: budget / 100 * 15,
+            cache_bytes: budget / 10 * 9,
+            budget_bytes: budget,
         }
     }
 }

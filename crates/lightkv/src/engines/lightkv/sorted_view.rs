@@ -87,6 +87,11 @@ impl SortedView {
         &self.entries
     }
 
+    /// Memory used, in bytes.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        (self.entries.capacity() * size_of::<SortedEntry>()) as u64
+    }
+
     /// Index of the first entry whose key is at least `key`.
     pub(crate) fn lower_bound(&self, key: &[u8], base: usize, buffer: &WriteBuffer) -> usize {
         let prefix = key_prefix(key, base);

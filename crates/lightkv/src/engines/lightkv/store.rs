@@ -17,6 +17,7 @@ use super::buffer::WriteBuffer;
 use super::counters::EngineCounters;
 use super::in_flight::{InFlight, SequenceCounter};
 use super::manifest::Manifest;
+use super::memory::Balance;
 use super::pacing::Pacing;
 use super::partition::Partition;
 use super::sizes::Sizes;
@@ -53,6 +54,7 @@ pub(crate) struct Store {
     pub(crate) snapshots: Snapshots,
     pub(crate) counters: EngineCounters,
     pub(crate) pacing: Pacing,
+    pub(crate) balance: Balance,
     pub(crate) background: Background,
     pub(crate) health: Health,
     pub(crate) next_file_number: AtomicU64,
@@ -166,6 +168,7 @@ impl Store {
             snapshots: Snapshots::default(),
             counters: EngineCounters::default(),
             pacing: Pacing::new(parts.sizes.pacing_mark_bytes, parts.sizes.buffer_bytes),
+            balance: Balance::default(),
             background: Background::new(),
             health: Health::default(),
             next_file_number: AtomicU64::new(parts.next_file_number),
