@@ -150,7 +150,7 @@ impl Db {
         self.engine.flush()
     }
 
-    /// Flushes, then merges the tables that overlap a range so that each partition has one, and drops
+    /// Flushes, then merges the tables that overlap a range so that each partition has one run, and drops
     /// deleted and overwritten data that no snapshot needs. Rewrites all of that range.
     ///
     /// # Errors

@@ -60,6 +60,8 @@ numbers! {
         flushes,
         /// Merges of tables.
         compactions,
+        /// Tables that changed their weight without being rewritten: they did not overlap.
+        table_moves,
         /// Writes that were delayed to let background work keep up.
         stalls,
         /// All delays together, in microseconds.
@@ -88,6 +90,7 @@ impl Counters {
             splits: self.splits - earlier.splits,
             flushes: self.flushes - earlier.flushes,
             compactions: self.compactions - earlier.compactions,
+            table_moves: self.table_moves - earlier.table_moves,
             stalls: self.stalls - earlier.stalls,
             stall_us_total: self.stall_us_total - earlier.stall_us_total,
             stall_us_max: self.stall_us_max,

@@ -1,6 +1,7 @@
 //! Integration tests of the store.
 
 mod basics;
+mod compaction;
 mod costs;
 mod faults;
 mod model;

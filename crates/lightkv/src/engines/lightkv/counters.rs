@@ -24,6 +24,7 @@ pub(crate) struct EngineCounters {
     pub(crate) splits: AtomicU64,
     pub(crate) flushes: AtomicU64,
     pub(crate) compactions: AtomicU64,
+    pub(crate) table_moves: AtomicU64,
     pub(crate) value_bytes_written: AtomicU64,
     pub(crate) stalls: AtomicU64,
     pub(crate) stall_us_total: AtomicU64,

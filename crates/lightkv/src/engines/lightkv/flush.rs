@@ -21,6 +21,7 @@ use super::manifest::{ManifestEdit, PartitionEdit, PartitionTable as ListedTable
 use super::partition::{Leaf, Partition, PartitionTable};
 use super::snapshots::VersionFilter;
 use super::store::Store;
+use super::table_list::TableList;
 use super::table_set::{table_path, value_path};
 use super::value_file::ValueReference;
 use crate::{Error, Result};
@@ -137,12 +138,12 @@ impl Store {
     pub(crate) fn flush_partition(&self, partition: &Arc<Partition>) -> Result<()> {
         let start = Instant::now();
         let guard = crossbeam_epoch::pin();
-        let (leaf, is_bottom) = {
+        let (leaf, below) = {
             let view = partition.view(&guard);
             let Some(leaf) = view.frozen.last() else {
                 return Ok(());
             };
-            (leaf.clone(), view.tables.is_empty())
+            (leaf.clone(), view.tables.clone())
         };
         drop(guard);
         let flushed_through = leaf.segment.sequence_max();
@@ -150,7 +151,7 @@ impl Store {
         // all records here.
         let held = self.snapshots.list();
         self.secure_history(flushed_through)?;
-        let flushed = self.write_leaf(&leaf, is_bottom, &held)?;
+        let flushed = self.write_leaf(&leaf, &below, &held)?;
         self.install_flush(partition, &leaf, flushed_through, flushed)?;
         let bytes = leaf.segment.bytes();
         drop(leaf);
@@ -169,8 +170,9 @@ impl Store {
         Ok(())
     }
 
-    /// Writes what is still needed of a frozen leaf.
-    fn write_leaf(&self, leaf: &Leaf, is_bottom: bool, held: &[u64]) -> Result<Flushed> {
+    /// Writes what is still needed of a frozen leaf. `below` are the tables under it: merges may replace
+    /// them meanwhile, but never bring a key to where none of them has one.
+    fn write_leaf(&self, leaf: &Leaf, below: &TableList, held: &[u64]) -> Result<Flushed> {
         let sorted = leaf.sorted(&self.buffer);
         let mut flushed = Flushed::default();
         let mut writer: Option<TableWriter> = None;
@@ -182,13 +184,15 @@ impl Store {
                 &mut versions,
                 &mut flushed.orphaned_values,
             );
-            if is_bottom {
-                while versions
-                    .last()
-                    .is_some_and(|version| version.kind == EntryKind::Delete)
-                {
-                    versions.pop();
-                }
+            while versions
+                .last()
+                .is_some_and(|version| version.kind == EntryKind::Delete)
+                && below
+                    .covering(versions[versions.len() - 1].key)
+                    .next()
+                    .is_none()
+            {
+                versions.pop();
             }
             for record in &versions {
                 let writer = match &mut writer {
@@ -278,12 +282,14 @@ impl Store {
         // there is a frozen leaf.
         let _installing = partition.installing.lock();
         let guard = crossbeam_epoch::pin();
-        let mut tables = partition.view(&guard).tables.clone();
+        let mut tables = partition.view(&guard).tables.by_age().to_vec();
         if let Some(metadata) = &flushed.table {
             let table = self.tables.register(metadata.clone());
             tables.insert(0, PartitionTable { table, weight: 0 });
         }
-        self.commit_tables(partition, flushed_through, &tables, flushed.table)?;
+        let added = flushed.table.into_iter().collect();
+        self.commit_tables(partition, flushed_through, &tables, added)?;
+        let tables = TableList::new(tables, &partition.lower);
         partition
             .flushed_through
             .store(flushed_through, Ordering::Relaxed);
@@ -311,20 +317,20 @@ impl Store {
     }
 
     /// Makes a partition's new list of tables durable, and retires the tables that nobody lists any more.
-    /// If it cannot, the file of an added table is removed again.
+    /// If it cannot, the files of added tables are removed again.
     pub(crate) fn commit_tables(
         &self,
         partition: &Partition,
         flushed_through: u64,
         tables: &[PartitionTable],
-        added: Option<TableMetadata>,
+        added: Vec<TableMetadata>,
     ) -> Result<()> {
-        let added_number = added.as_ref().map(|metadata| metadata.file_number);
+        let added_numbers: Vec<u64> = added.iter().map(|metadata| metadata.file_number).collect();
         let edit = ManifestEdit {
             next_file_number: Some(self.next_file_number.load(Ordering::Relaxed)),
             last_sequence: Some(self.last_sequence.load(Ordering::Relaxed)),
             complete_through: Some(flushed_through),
-            added_tables: added.into_iter().collect(),
+            added_tables: added,
             partitions: vec![partition_edit(partition, flushed_through, tables)],
             ..ManifestEdit::default()
         };
@@ -334,14 +340,23 @@ impl Store {
                 Ok(())
             }
             Err(error) => {
-                // Without space the edit did not happen, so nothing names the new table. After any other
-                // failure it may have: then the file must stay.
-                if let (Error::NoSpace { .. }, Some(number)) = (&error, added_number) {
-                    self.tables.unregister(number, Vec::new());
+                // Without space the edit did not happen, so nothing names the new tables. After any other
+                // failure it may have: then the files must stay.
+                if let Error::NoSpace { .. } = &error {
+                    for number in added_numbers {
+                        self.tables.unregister(number, Vec::new());
+                    }
                 }
                 Err(error)
             }
         }
+    }
+
+    /// Removes a finished table that was never offered to the manifest.
+    pub(crate) fn remove_unlisted(&self, metadata: TableMetadata) {
+        let number = metadata.file_number;
+        drop(self.tables.register(metadata));
+        self.tables.unregister(number, Vec::new());
     }
 
     fn retire_tables(&self, dropped: Vec<TableMetadata>) {

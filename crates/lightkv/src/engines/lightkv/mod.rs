@@ -23,6 +23,7 @@
 //! | `room` | growing, splitting, freezing leaves |
 //! | `flush`, `compaction`, `background`, `pacing` | what happens behind the writers' backs |
 //! | `manifest`, `recovery`, `checkpoint` | what survives, and how it comes back |
+//! | `table_list`, `run_source` | the tables of a partition as runs |
 //! | `in_flight`, `snapshots` | consistent moments |
 //!
 //! # Where we leave the paper, and why
@@ -68,6 +69,7 @@ mod read;
 mod record_layout;
 mod recovery;
 mod room;
+mod run_source;
 mod scan;
 mod scan_source;
 mod sizes;
@@ -75,6 +77,7 @@ mod snapshots;
 mod sorted_view;
 mod statistics;
 mod store;
+mod table_list;
 mod table_set;
 mod top_leaf;
 mod tree;

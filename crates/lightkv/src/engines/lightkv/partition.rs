@@ -22,6 +22,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::buffer::{RunHandle, Segment, WriteBuffer};
 use super::room::padded;
 use super::sorted_view::SortedView;
+use super::table_list::TableList;
 use super::table_set::Table;
 use super::top_leaf::TopLeaf;
 
@@ -113,8 +114,8 @@ pub(crate) struct View {
     pub(crate) top: Arc<Leaf>,
     /// Newest first.
     pub(crate) frozen: Vec<Arc<Leaf>>,
-    /// Newest first.
-    pub(crate) tables: Vec<PartitionTable>,
+    /// Shared, so that a new view for a new leaf costs nothing here.
+    pub(crate) tables: Arc<TableList>,
 }
 
 impl View {

@@ -8,9 +8,10 @@ use std::sync::atomic::Ordering;
 
 use lightkv_table::{EntryKind, Found, Probe};
 
-use super::partition::{Leaf, PartitionTable};
+use super::partition::Leaf;
 use super::record_layout::Record;
 use super::store::Store;
+use super::table_list::TableList;
 use super::table_set::{Table, read_large_value};
 use crate::{Error, Result, Value};
 
@@ -42,16 +43,13 @@ struct Candidates {
 
 #[inline]
 fn look_in_tables(
-    tables: &[PartitionTable],
+    tables: &TableList,
     key: &[u8],
     hash: u64,
     sequence_max: u64,
 ) -> Result<InTables> {
     let mut candidates = Candidates::default();
-    for listed in tables {
-        if !listed.table.covers(key) {
-            continue;
-        }
+    for listed in tables.covering(key) {
         let reader = listed.table.reader()?;
         if let Some(probe) = reader.probe(hash, sequence_max) {
             if candidates.first.is_some() {

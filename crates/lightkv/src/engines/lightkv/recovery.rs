@@ -28,6 +28,7 @@ use super::record_layout::{Record, RecordFields, record_len};
 use super::room::{LEAF_ENTRIES_INITIAL, Room, empty_leaf};
 use super::sizes::Sizes;
 use super::store::{Store, StoreParts};
+use super::table_list::TableList;
 use super::table_set::{TableContext, table_path, value_path};
 use super::top_leaf::{Lookup, key_slice};
 use super::tree::Tree;
@@ -309,7 +310,7 @@ fn build_tree(state: &ManifestState, tables: &Arc<TableContext>) -> Tree<Partiti
             let view = View {
                 top: empty_leaf(lower, upper, LEAF_ENTRIES_INITIAL),
                 frozen: Vec::new(),
-                tables: listed,
+                tables: TableList::new(listed, lower),
             };
             (
                 lower.clone(),

@@ -13,6 +13,7 @@ use super::buffer::{RunHandle, Segment};
 use super::partition::{Leaf, Partition, View, Writer};
 use super::sizes::SPLIT_ENTRIES_MIN;
 use super::store::Store;
+use super::table_list::TableList;
 use super::top_leaf::{TopLeaf, key_slice};
 
 /// Hash-table capacity of a new leaf, in entries.
@@ -204,6 +205,7 @@ impl Store {
             );
             let tables = view
                 .tables
+                .by_age()
                 .iter()
                 .filter(|listed| listed.table.overlaps(lower, upper))
                 .cloned()
@@ -216,7 +218,7 @@ impl Store {
                 View {
                     top,
                     frozen: Vec::new(),
-                    tables,
+                    tables: TableList::new(tables, lower),
                 },
             )
         };

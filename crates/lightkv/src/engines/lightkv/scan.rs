@@ -1,7 +1,7 @@
 //! The life of a scan: `docs/internals/scan.md`.
 //!
-//! A scan walks partition by partition. In each it merges the sorted views of the leaves and the tables,
-//! newest first, at one moment that it holds registered. Views are immutable and kept by reference, so no
+//! A scan walks partition by partition. In each it merges the sorted views of the leaves and the runs of
+//! tables, newest first, at one moment that it holds registered. Views are immutable and kept by reference, so no
 //! guard is held between two entries.
 
 use std::sync::Arc;
@@ -58,7 +58,7 @@ impl PartitionScan {
             };
             (partition.clone(), partition.view(&guard).clone())
         };
-        let mut sources = Vec::with_capacity(1 + view.frozen.len() + view.tables.len());
+        let mut sources = Vec::with_capacity(1 + view.frozen.len() + view.tables.runs());
         for leaf in std::iter::once(&view.top).chain(&view.frozen) {
             if leaf.index.len() > 0 {
                 let source = LeafSource::new(store, leaf.clone(), walk);

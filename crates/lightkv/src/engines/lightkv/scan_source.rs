@@ -1,13 +1,15 @@
-//! One leaf or one table as a scan sees it: keys in order, each with the version visible at a moment.
+//! One leaf or one run of tables as a scan sees it: keys in order, each with the version visible at a moment.
 
 use std::sync::Arc;
 
 use lightkv_table::{EntryKind, IteratorOptions, READ_AHEAD_GROWTH, Seek, TableIterator};
 use lightkv_vfs::{PendingReads, ReadRequest};
 
-use super::partition::{Leaf, PartitionTable};
+use super::partition::Leaf;
+use super::run_source::RunSource;
 use super::sorted_view::SortedView;
 use super::store::Store;
+use super::table_list::TableList;
 use super::table_set::Table;
 use crate::Result;
 
@@ -32,7 +34,7 @@ pub(crate) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    fn seek(&self) -> Seek<'a> {
+    pub(super) fn seek(&self) -> Seek<'a> {
         match (self.direction, self.start) {
             (Direction::Forward, start) => Seek::AtOrAbove(start.unwrap_or(&[])),
             (Direction::Backward, Some(start)) => Seek::Below(start),
@@ -41,7 +43,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Whether a table can hold keys of the walk.
-    fn reaches(&self, table: &Table) -> bool {
+    pub(super) fn reaches(&self, table: &Table) -> bool {
         match self.direction {
             Direction::Forward => table.overlaps(self.start.unwrap_or(&[]), self.bound),
             Direction::Backward => table.overlaps(self.bound.unwrap_or(&[]), self.start),
@@ -64,8 +66,8 @@ pub(crate) struct ReadAhead {
     next_bytes: u64,
     /// Where the scan begins to read them, in bytes that it has returned.
     at_bytes: u64,
-    /// Indexes of sources, and the reads for them.
-    under_way: Option<(Vec<usize>, Box<dyn PendingReads>)>,
+    /// Indexes of sources with the places of their tables, and the reads for these.
+    under_way: Option<(Vec<(usize, usize)>, Box<dyn PendingReads>)>,
 }
 
 impl ReadAhead {
@@ -89,7 +91,9 @@ impl ReadAhead {
         if self.under_way.is_some() {
             let needs_next = |source: &ScanSource| match source {
                 ScanSource::Leaf(_) => false,
-                ScanSource::Table(source) => source.iterator.needs_next(),
+                ScanSource::Run(source) => source
+                    .table()
+                    .is_some_and(|table| table.iterator.needs_next()),
             };
             if sources.iter().any(needs_next) {
                 self.finish(sources);
@@ -112,10 +116,14 @@ impl ReadAhead {
         self.next_bytes *= READ_AHEAD_GROWTH as u64;
         let (mut places, mut requests) = (Vec::new(), Vec::new());
         for (place, source) in sources.iter_mut().enumerate() {
-            if let ScanSource::Table(source) = source {
-                let share = (bytes as f64 * source.share) as usize;
-                if let Some(request) = source.iterator.prepare_next(share)? {
-                    places.push(place);
+            if let ScanSource::Run(source) = source {
+                let at = source.at();
+                let Some(table) = source.table_mut() else {
+                    continue;
+                };
+                let share = (bytes as f64 * table.share) as usize;
+                if let Some(request) = table.iterator.prepare_next(share)? {
+                    places.push((place, at));
                     requests.push(request);
                 }
             }
@@ -131,36 +139,37 @@ impl ReadAhead {
         let Some((places, reads)) = self.under_way.take() else {
             return;
         };
-        for (place, read) in places.into_iter().zip(reads.wait()) {
-            if let ScanSource::Table(source) = &mut sources[place] {
-                source.iterator.accept_next(read);
+        for ((place, at), read) in places.into_iter().zip(reads.wait()) {
+            // A run that has gone on to another table has no use for it.
+            if let ScanSource::Run(source) = &mut sources[place]
+                && source.at() == at
+                && let Some(table) = source.table_mut()
+            {
+                table.iterator.accept_next(read);
             }
         }
     }
 }
 
-/// Places a walk in the tables that can hold keys of it, behind the sources that there are. What has to be
-/// read first is read from all of them at once, from each as much as is likely to be wanted of it: entries
-/// are spread over tables as bytes are.
+/// Places a walk in the runs of tables that can hold keys of it, behind the sources that there are. What has
+/// to be read first is read from all of them at once, from each as much as is likely to be wanted of it:
+/// entries are spread over runs as bytes are.
 pub(crate) fn add_table_sources(
     sources: &mut Vec<ScanSource>,
     store: &Store,
-    tables: &[PartitionTable],
+    tables: &Arc<TableList>,
     walk: Walk<'_>,
 ) -> Result<ReadAhead> {
-    let reached = || {
-        tables
-            .iter()
-            .map(|listed| &listed.table)
-            .filter(|table| walk.reaches(table))
-    };
-    let all_bytes: u64 = reached().map(|table| table.metadata.file_len_bytes).sum();
+    let reached: Vec<(usize, usize)> = (0..tables.runs())
+        .filter_map(|run| RunSource::first_table(tables, run, &walk).map(|at| (run, at)))
+        .collect();
+    let all_bytes: u64 = reached.iter().map(|&(run, _)| tables.run_bytes(run)).sum();
     let first_bytes = (walk.walked_bytes * 2).clamp(FIRST_READ_BYTES, READ_AHEAD_BYTES / 2);
     let (mut placed, mut places, mut requests) = (Vec::new(), Vec::new(), Vec::new());
-    for table in reached() {
-        let share = table.metadata.file_len_bytes as f64 / all_bytes.max(1) as f64;
-        let mut source = TableSource::new(table, walk, share, first_bytes)?;
-        if let Some(request) = source.iterator.prepare(walk.seek())? {
+    for (run, at) in reached {
+        let share = tables.run_bytes(run) as f64 / all_bytes.max(1) as f64;
+        let (source, request) = RunSource::new(tables, run, at, walk, share, first_bytes)?;
+        if let Some(request) = request {
             places.push(placed.len());
             requests.push(request);
         }
@@ -172,21 +181,21 @@ pub(crate) fn add_table_sources(
         _ => store.vfs.start_reads(requests).wait(),
     };
     for (place, read) in places.into_iter().zip(finished) {
-        placed[place].iterator.accept(read);
+        placed[place].accept(read);
     }
     for mut source in placed {
         source.place(walk.seek())?;
-        if source.kind.is_some() {
-            sources.push(ScanSource::Table(Box::new(source)));
+        if source.key().is_some() {
+            sources.push(ScanSource::Run(Box::new(source)));
         }
     }
     Ok(ReadAhead::new(walk.walked_bytes, first_bytes))
 }
 
-/// A leaf or a table, placed at a key that has a version visible at the scan's moment, or exhausted.
+/// A leaf or a run of tables, placed at a key that has a version visible at the scan's moment, or exhausted.
 pub(crate) enum ScanSource {
     Leaf(LeafSource),
-    Table(Box<TableSource>),
+    Run(Box<RunSource>),
 }
 
 impl ScanSource {
@@ -195,7 +204,7 @@ impl ScanSource {
     pub(crate) fn key(&self) -> Option<&[u8]> {
         match self {
             Self::Leaf(source) => source.current.is_some().then_some(&source.key[..]),
-            Self::Table(source) => source.kind.is_some().then(|| source.key()),
+            Self::Run(source) => source.key(),
         }
     }
 
@@ -203,7 +212,7 @@ impl ScanSource {
     pub(crate) fn kind(&self) -> EntryKind {
         match self {
             Self::Leaf(source) => source.current.expect("placed").0,
-            Self::Table(source) => source.kind.expect("placed"),
+            Self::Run(source) => source.kind(),
         }
     }
 
@@ -215,7 +224,7 @@ impl ScanSource {
                 // SAFETY: the source holds the leaf, which keeps its records.
                 unsafe { store.buffer.record(offset) }.value
             }
-            Self::Table(source) => source.value(),
+            Self::Run(source) => source.value(),
         }
     }
 
@@ -227,7 +236,7 @@ impl ScanSource {
                 source.settle(store);
                 Ok(())
             }
-            Self::Table(source) => source.advance(),
+            Self::Run(source) => source.advance(),
         }
     }
 }
@@ -306,8 +315,8 @@ impl LeafSource {
 pub(crate) struct TableSource {
     /// Keeps the file.
     _table: Arc<Table>,
-    iterator: TableIterator,
-    /// Of the bytes of all tables of the partition.
+    pub(super) iterator: TableIterator,
+    /// Of the bytes of all runs of the partition.
     share: f64,
     direction: Direction,
     sequence_max: u64,
@@ -320,7 +329,12 @@ pub(crate) struct TableSource {
 
 impl TableSource {
     /// A source that is not yet placed.
-    fn new(table: &Arc<Table>, walk: Walk<'_>, share: f64, first_bytes: u64) -> Result<Self> {
+    pub(super) fn new(
+        table: &Arc<Table>,
+        walk: Walk<'_>,
+        share: f64,
+        first_bytes: u64,
+    ) -> Result<Self> {
         let part = |bytes: u64| (bytes as f64 * share) as u64;
         let options = IteratorOptions {
             first_read_bytes: part(first_bytes) as usize,
@@ -344,13 +358,24 @@ impl TableSource {
     }
 
     /// Moves to the first key of the walk.
-    fn place(&mut self, seek: Seek<'_>) -> Result<()> {
+    pub(super) fn place(&mut self, seek: Seek<'_>) -> Result<()> {
         match seek {
             Seek::AtOrAbove(key) => self.iterator.seek(key)?,
             Seek::Below(key) => self.iterator.seek_before(key)?,
             Seek::Last => self.iterator.seek_last()?,
         }
         self.settle()
+    }
+
+    /// The key it stands at; `None` when exhausted.
+    #[inline]
+    pub(super) fn placed_key(&self) -> Option<&[u8]> {
+        self.kind.is_some().then(|| self.key())
+    }
+
+    /// What the visible version says; only at a key.
+    pub(super) fn kind(&self) -> EntryKind {
+        self.kind.expect("placed")
     }
 
     fn key(&self) -> &[u8] {
@@ -360,14 +385,14 @@ impl TableSource {
         }
     }
 
-    fn value(&self) -> &[u8] {
+    pub(super) fn value(&self) -> &[u8] {
         match self.direction {
             Direction::Forward => self.iterator.value(),
             Direction::Backward => &self.value,
         }
     }
 
-    fn advance(&mut self) -> Result<()> {
+    pub(super) fn advance(&mut self) -> Result<()> {
         if self.direction == Direction::Forward {
             // Older versions of the key follow it.
             self.key.clear();

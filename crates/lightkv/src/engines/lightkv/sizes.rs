@@ -17,6 +17,8 @@ pub(crate) struct Sizes {
     pub(crate) split_bytes: u64,
     /// A leaf with more bytes is frozen and flushed.
     pub(crate) freeze_bytes: u64,
+    /// A merge begins another table when one has so many bytes.
+    pub(crate) table_bytes_max: u64,
     /// A leaf with more entries is split or frozen.
     pub(crate) leaf_entries_max: usize,
     /// The paper's `MAX_LEAF_NODES`.
@@ -72,6 +74,7 @@ impl Sizes {
             chunk_bytes,
             split_bytes,
             freeze_bytes: segment_bytes,
+            table_bytes_max: segment_bytes * 8,
             leaf_entries_max: tuning.leaf_entries.unwrap_or(32 << 10),
             max_leaf_nodes: tuning
                 .max_leaf_nodes

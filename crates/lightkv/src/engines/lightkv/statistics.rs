@@ -44,6 +44,7 @@ impl Store {
             splits: load(&self.counters.splits),
             flushes: load(&self.counters.flushes),
             compactions: load(&self.counters.compactions),
+            table_moves: load(&self.counters.table_moves),
             stalls: load(&self.counters.stalls),
             stall_us_total: load(&self.counters.stall_us_total),
             stall_us_max: load(&self.counters.stall_us_max),
@@ -79,7 +80,7 @@ impl Store {
                 levels.index_bytes_memory += leaf.index.memory_bytes() as u64;
                 levels.pending_bytes += leaf.segment.bytes();
             }
-            levels.pending_bytes += self.pending_merge_bytes(&view.tables);
+            levels.pending_bytes += self.pending_merge_bytes(&partition.lower, &view.tables);
         }
         let value_bytes: u64 = self
             .vfs

@@ -21,6 +21,7 @@ pub(super) struct Events {
     pub(super) splits: u64,
     pub(super) flushes: u64,
     pub(super) compactions: u64,
+    pub(super) table_moves: u64,
     /// Times frozen leaves or waiting merges were seen.
     pub(super) pending: u64,
     pub(super) power_losses: u64,
@@ -33,6 +34,7 @@ impl Events {
         self.splits += other.splits;
         self.flushes += other.flushes;
         self.compactions += other.compactions;
+        self.table_moves += other.table_moves;
         self.pending += other.pending;
         self.power_losses += other.power_losses;
         self.kills += other.kills;
@@ -411,6 +413,7 @@ impl Runner {
             self.events.splits += counters.splits;
             self.events.flushes += counters.flushes;
             self.events.compactions += counters.compactions;
+            self.events.table_moves += counters.table_moves;
         }
     }
 

@@ -1,0 +1,120 @@
+//! Writing the result of a merge.
+
+use lightkv_table::{EntryKind, IteratorOptions, TableIterator, TableWriter};
+
+use super::plan::Plan;
+use crate::Result;
+use crate::engines::lightkv::manifest::TableMetadata;
+use crate::engines::lightkv::partition::Partition;
+use crate::engines::lightkv::snapshots::VersionFilter;
+use crate::engines::lightkv::store::Store;
+use crate::engines::lightkv::table_list::TableList;
+use crate::engines::lightkv::value_file::ValueReference;
+
+impl Store {
+    /// Writes what is still needed of the inputs, as one run.
+    pub(super) fn write_merge(
+        &self,
+        partition: &Partition,
+        plan: &Plan,
+        held: &[u64],
+        output: &mut MergeOutput<'_>,
+    ) -> Result<()> {
+        let mut inputs = Vec::with_capacity(plan.inputs.len());
+        for listed in &plan.inputs {
+            let mut iterator = listed.table.iterator(IteratorOptions::compaction())?;
+            iterator.seek(&partition.lower)?;
+            inputs.push(iterator);
+        }
+        // Only a table behind the result can hold something that a tombstone has to hide.
+        let older = TableList::new(plan.older.clone(), &partition.lower);
+        let mut key = Vec::new();
+        while let Some(first) = smallest(&inputs, partition.upper.as_deref()) {
+            key.clear();
+            key.extend_from_slice(inputs[first].key());
+            output.begin_key()?;
+            let mut filter = VersionFilter::new(held);
+            // A tombstone waits until it is known whether something older of its key stays below it.
+            let mut tombstone = None;
+            for input in &mut inputs[first..] {
+                while input.valid() && input.key() == key {
+                    if filter.keep(input.sequence()) {
+                        if let Some(sequence) = tombstone.take() {
+                            output.add(&key, sequence, EntryKind::Delete, &[])?;
+                        }
+                        if input.kind() == EntryKind::Delete {
+                            tombstone = Some(input.sequence());
+                        } else {
+                            output.add(&key, input.sequence(), input.kind(), input.value())?;
+                        }
+                    }
+                    input.next()?;
+                }
+            }
+            if let Some(sequence) = tombstone
+                && older.covering(&key).next().is_some()
+            {
+                output.add(&key, sequence, EntryKind::Delete, &[])?;
+            }
+        }
+        output.finish_table()
+    }
+}
+
+/// The input with the smallest key below a bound; of equal keys the newest input's.
+fn smallest(inputs: &[TableIterator], upper: Option<&[u8]>) -> Option<usize> {
+    let mut best: Option<usize> = None;
+    for (at, input) in inputs.iter().enumerate() {
+        if input.valid() && best.is_none_or(|best| input.key() < inputs[best].key()) {
+            best = Some(at);
+        }
+    }
+    best.filter(|&best| upper.is_none_or(|upper| inputs[best].key() < upper))
+}
+
+/// The tables a merge writes: each created with its first entry, and ended between two keys.
+pub(super) struct MergeOutput<'a> {
+    store: &'a Store,
+    writer: Option<TableWriter>,
+    pub(super) finished: Vec<TableMetadata>,
+}
+
+impl<'a> MergeOutput<'a> {
+    pub(super) fn new(store: &'a Store) -> Self {
+        Self {
+            store,
+            writer: None,
+            finished: Vec::new(),
+        }
+    }
+
+    /// Ends the present table if it is long enough. All versions of a key stay in one table, or the
+    /// tables of the result would overlap.
+    fn begin_key(&mut self) -> Result<()> {
+        let limit = self.store.sizes.table_bytes_max;
+        match &self.writer {
+            Some(writer) if writer.estimated_len_bytes() >= limit => self.finish_table(),
+            _ => Ok(()),
+        }
+    }
+
+    fn add(&mut self, key: &[u8], sequence: u64, kind: EntryKind, value: &[u8]) -> Result<()> {
+        let writer = match &mut self.writer {
+            Some(writer) => writer,
+            None => self.writer.insert(self.store.new_table()?),
+        };
+        if kind == EntryKind::LargeValue
+            && let Some(reference) = ValueReference::decode(value)
+        {
+            writer.add_reference(reference.file_number);
+        }
+        Ok(writer.add(key, sequence, kind, value)?)
+    }
+
+    fn finish_table(&mut self) -> Result<()> {
+        if let Some(writer) = self.writer.take() {
+            self.finished.push(self.store.finish_table(writer)?);
+        }
+        Ok(())
+    }
+}
