@@ -127,6 +127,8 @@ numbers! {
         tables,
         /// Bytes of the store's files, tables, values, manifest and journal.
         space_bytes,
+        /// Bytes of journal that cannot be recycled yet, included in `space_bytes`.
+        journal_bytes,
         /// Background work that waits, in bytes of its input.
         pending_bytes,
     }

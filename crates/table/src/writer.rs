@@ -54,6 +54,8 @@ pub struct TableSummary {
     pub max_sequence: u64,
     /// Value files that entries refer to, ascending.
     pub references: Box<[u64]>,
+    /// Hash of each different key, in the order of the keys.
+    pub key_hashes: Vec<u64>,
     /// The persistent leaf; the file has a copy of it.
     pub leaf: Vec<u8>,
     /// What an open reader of this table keeps in memory, leaf included, in bytes.
@@ -310,6 +312,7 @@ impl TableWriter {
             min_sequence: properties.min_sequence,
             max_sequence: properties.max_sequence,
             references: properties.references,
+            key_hashes: std::mem::take(&mut self.hashes),
             leaf,
             resident_index_bytes,
         })

@@ -121,6 +121,22 @@ fn a_sequential_load_is_written_once() {
     assert!(moved > 40, "{moved} tables moved");
 }
 
+/// A buffer or a journal over its mark makes tables of a useful size, not one from every few records.
+#[test]
+fn space_is_made_by_few_flushes() {
+    let tuning = Tuning {
+        buffer_bytes: Some(4 << 20),
+        segment_bytes: Some(256 << 10),
+        chunk_bytes: Some(4 << 10),
+        journal_file_bytes: Some(512 << 10),
+        ..Tuning::default()
+    };
+    let db = small(32).tuning(tuning).open("/store").unwrap();
+    load(&db, 0..150_000);
+    let flushes = db.stats().counters.flushes;
+    assert!(flushes < 800, "{flushes} flushes for 36 MB");
+}
+
 #[test]
 fn interleaved_streams_are_written_once() {
     let (streams, each) = (8, 4_000);
@@ -169,4 +185,151 @@ fn large_merges_write_several_tables() {
     let cost = db.stats().counters.since(&before);
     assert!(cost.leaf_probes <= 1000, "{}", cost.leaf_probes);
     check_load(&db, records);
+}
+
+/// Bytes of tables that hold `records` records once, generously.
+fn live_bytes(records: u64) -> u64 {
+    records * (VALUE_BYTES as u64 + 60)
+}
+
+fn table_bytes(db: &Db) -> u64 {
+    let levels = db.stats().levels;
+    levels.space_bytes - levels.journal_bytes
+}
+
+#[test]
+fn overwriting_the_same_keys_for_ever_keeps_space_bounded() {
+    for leaves in [1, 16] {
+        // Garbage must be what asks for the merges, not their number.
+        let db = small(leaves).compaction_size(64).open("/store").unwrap();
+        let records = 4_000;
+        load(&db, 0..records);
+        let mut most = 0;
+        for round in 1..=30 {
+            for at in 0..records {
+                let number = at * 48_271 % records;
+                db.put(key(number), value(number, round)).unwrap();
+            }
+            db.flush().unwrap();
+            settle(&db);
+            most = most.max(table_bytes(&db));
+        }
+        let limit = live_bytes(records) * 5 / 2;
+        assert!(
+            most < limit,
+            "{leaves} leaves: {most} bytes, {limit} at most"
+        );
+        for number in 0..records {
+            assert_eq!(*db.get(key(number)).unwrap().unwrap(), *value(number, 30));
+        }
+        db.verify().unwrap();
+    }
+}
+
+#[test]
+fn a_lower_limit_keeps_less_garbage() {
+    let most = |ratio: f64| {
+        let db = small(1)
+            .compaction_size(64)
+            .space_amplification_max(ratio)
+            .open("/store")
+            .unwrap();
+        let mut most = 0;
+        for round in 0..12 {
+            load(&db, (0..4_000).map(|at| at * 48_271 % 4_000));
+            if round > 3 {
+                most = most.max(table_bytes(&db));
+            }
+        }
+        most
+    };
+    let (low, high) = (most(1.2), most(4.0));
+    assert!(low < live_bytes(4_000) * 3 / 2, "{low}");
+    assert!(high > low * 3 / 2, "{low} and {high}");
+}
+
+/// Insert at the end, delete from the front: space follows what is left, and the front is found at once.
+#[test]
+fn a_queue_does_not_grow() {
+    for leaves in [1, 64] {
+        let db = small(leaves).open("/store").unwrap();
+        let (length, total) = (4_000, 120_000);
+        for number in 0..total {
+            db.put(key(number), value(number, 0)).unwrap();
+            if number >= length {
+                db.delete(key(number - length)).unwrap();
+            }
+            if number % 10_000 == 9_999 {
+                let (first, _) = db.scan(..).next().unwrap().unwrap();
+                assert_eq!(*first, *key((number + 1).saturating_sub(length)).as_bytes());
+            }
+        }
+        settle(&db);
+        let bytes = table_bytes(&db);
+        // Nobody deleted in the partitions that were split off last; twice is the limit of the others.
+        let limit = live_bytes(length) * 5 / 2 + (1 << 20);
+        assert!(
+            bytes < limit,
+            "{leaves} leaves: {bytes} bytes, {limit} at most"
+        );
+        let before = db.stats().counters;
+        for _ in 0..100 {
+            let (first, _) = db.scan(..).next().unwrap().unwrap();
+            assert_eq!(*first, *key(total - length).as_bytes());
+        }
+        let cost = db.stats().counters.since(&before);
+        // Not yet collected are at most a quarter of what is there; never the dead of all times.
+        let passed_over = cost.table_bytes_read / 100;
+        assert!(passed_over < live_bytes(length), "{passed_over} bytes");
+        assert_eq!(db.scan(..).count() as u64, length);
+    }
+}
+
+#[test]
+fn deleted_space_is_given_back() {
+    let db = small(16).open("/store").unwrap();
+    let records = 20_000;
+    load(&db, (0..records).map(|at| at * 48_271 % records));
+    for number in 0..records {
+        db.delete(key(number)).unwrap();
+    }
+    db.flush().unwrap();
+    settle(&db);
+    assert_eq!(db.scan(..).count(), 0);
+    let bytes = table_bytes(&db);
+    assert!(bytes < live_bytes(records) / 10, "{bytes} bytes are left");
+}
+
+/// Garbage that a snapshot needs is kept, without merging it again and again; and goes after it.
+#[test]
+fn garbage_of_a_snapshot_goes_with_it() {
+    let db = small(1).compaction_size(64).open("/store").unwrap();
+    let records = 4_000;
+    load(&db, 0..records);
+    let snapshot = db.snapshot();
+    load(&db, 0..records);
+    let written = |rounds: u64| {
+        let before = db.stats().counters.table_bytes_written;
+        for round in 0..rounds {
+            for number in 0..50 {
+                db.put(key(number), value(number, round + 1)).unwrap();
+            }
+            db.flush().unwrap();
+            settle(&db);
+        }
+        db.stats().counters.table_bytes_written - before
+    };
+    written(1);
+    let in_vain = written(10);
+    assert!(in_vain < live_bytes(records), "{in_vain} bytes rewritten");
+    for number in (0..records).step_by(11) {
+        assert_eq!(
+            *snapshot.get(key(number)).unwrap().unwrap(),
+            *value(number, 0)
+        );
+    }
+    drop(snapshot);
+    written(1);
+    let bytes = table_bytes(&db);
+    assert!(bytes < live_bytes(records) * 2, "{bytes}");
 }

@@ -59,8 +59,10 @@ enum Job {
     Compact(Arc<Partition>),
     /// Let the pool grow ahead of its users.
     Grow,
-    /// Freeze a partition: the buffer or the journal is over its mark.
-    Relieve,
+    /// Freeze a partition: the buffer or the journal is over its mark, or a writer found no room.
+    Relieve {
+        is_urgent: bool,
+    },
 }
 
 impl Background {
@@ -177,7 +179,7 @@ impl Background {
                 Job::Flush(partition) => store.flush_partition(partition),
                 Job::Compact(partition) => store.compact_partition(partition),
                 Job::Grow => store.buffer.grow_ahead(),
-                Job::Relieve => store.freeze_for_space(),
+                Job::Relieve { is_urgent } => self.relieve(store, *is_urgent),
             }))
             .unwrap_or_else(|_| {
                 Err(Error::Poisoned {
@@ -187,6 +189,17 @@ impl Background {
             self.finish(store, job, result);
             store.balance_memory();
         }
+    }
+
+    /// Freezes a leaf; waits a moment if there is nothing to freeze but what others are flushing.
+    fn relieve(&self, store: &Store, is_urgent: bool) -> Result<()> {
+        if !store.freeze_for_space(is_urgent)? {
+            let mut queue = self.queue.lock();
+            if queue.flushes.is_empty() && !queue.stopped {
+                self.work.wait_for(&mut queue, ROOM_INTERVAL);
+            }
+        }
+        Ok(())
     }
 
     /// The next job; `None` when stopped.
@@ -207,8 +220,8 @@ impl Background {
             {
                 queue.flushes.remove(at).map(Job::Flush)
             } else if !may_compact && (queue.urgent || store.is_over_mark()) {
-                queue.urgent = false;
-                Some(Job::Relieve)
+                let is_urgent = std::mem::take(&mut queue.urgent);
+                Some(Job::Relieve { is_urgent })
             } else if may_compact {
                 queue.compactions.pop_front().map(Job::Compact)
             } else {

@@ -15,8 +15,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use crossbeam_epoch::Guard;
+use lightkv_journal::JournalPosition;
 use lightkv_table::{EntryKind, TableWriter};
 
+use super::key_sketch::KeySketch;
 use super::manifest::{ManifestEdit, PartitionEdit, PartitionTable as ListedTable, TableMetadata};
 use super::partition::{Leaf, Partition, PartitionTable};
 use super::snapshots::VersionFilter;
@@ -36,9 +39,17 @@ struct Flushed {
 }
 
 impl Store {
-    /// Whether the buffer or the journal holds more than it should.
+    /// Whether the buffer or the journal holds more than it should, what is already on its way to tables
+    /// left out: freezing more for it would only make small tables.
     pub(crate) fn is_over_mark(&self) -> bool {
-        self.buffer.used_bytes() > self.sizes.flush_mark_bytes || self.is_journal_over_limit()
+        self.unfrozen_bytes() > self.sizes.flush_mark_bytes || self.is_journal_over_limit()
+    }
+
+    fn unfrozen_bytes(&self) -> u64 {
+        // Relaxed: both move on; a stale difference freezes one leaf too few or too many.
+        self.buffer
+            .used_bytes()
+            .saturating_sub(self.frozen_bytes.load(Ordering::Relaxed))
     }
 
     fn is_journal_over_limit(&self) -> bool {
@@ -47,38 +58,67 @@ impl Store {
             .is_some_and(|journal| journal.live_bytes() > self.sizes.journal_limit_bytes)
     }
 
-    /// Freezes the partition that frees most: the one with the oldest journal record if the journal is
-    /// over its limit, else the largest.
-    pub(crate) fn freeze_for_space(&self) -> Result<()> {
+    /// Freezes the partition that frees most: one with a journal record that is older than the journal's
+    /// limit allows, else the largest if the buffer is over its mark, or if `is_urgent` and nothing is
+    /// on its way. False if there was none to freeze.
+    pub(crate) fn freeze_for_space(&self, is_urgent: bool) -> Result<bool> {
         let guard = crossbeam_epoch::pin();
-        let by_age = self.is_journal_over_limit();
-        let chosen = self
-            .tree(&guard)
-            .leaves()
-            .filter(|partition| partition.view(&guard).top.segment.sequence_max() > 0)
-            .max_by_key(|partition| {
-                let segment = &partition.view(&guard).top.segment;
-                if by_age {
-                    u64::MAX - segment.journal_start()
-                } else {
-                    segment.bytes()
-                }
-            });
-        match chosen {
-            Some(partition) => {
-                let mut writer = partition.lock();
-                if !writer.dead {
-                    self.freeze(partition, &mut writer, &guard);
-                }
+        let is_frozen_enough = self.unfrozen_bytes() <= self.sizes.flush_mark_bytes
+            && !(is_urgent && self.frozen_bytes.load(Ordering::Relaxed) == 0);
+        let chosen = self.oldest_in_journal(&guard).or_else(|| {
+            self.unfrozen_partitions(&guard)
+                .max_by_key(|partition| partition.view(&guard).top.segment.bytes())
+                .filter(|_| !is_frozen_enough)
+        });
+        if let Some(partition) = chosen {
+            let mut writer = partition.lock();
+            if !writer.dead {
+                self.freeze(partition, &mut writer, &guard);
             }
-            None => {
-                // Everything is in tables: what remains is space that waits for old guards.
-                drop(guard);
-                self.release_journal()?;
-                collect_garbage();
-            }
+            return Ok(true);
         }
-        Ok(())
+        // What remains is space that waits for flushes or for old guards.
+        drop(guard);
+        self.release_journal()?;
+        collect_garbage();
+        Ok(false)
+    }
+
+    fn unfrozen_partitions<'g>(
+        &'g self,
+        guard: &'g Guard,
+    ) -> impl Iterator<Item = &'g Arc<Partition>> {
+        self.tree(guard)
+            .leaves()
+            .filter(|partition| partition.view(guard).top.segment.sequence_max() > 0)
+    }
+
+    /// The partition whose top leaf has the oldest journal record, if the journal is over its limit because
+    /// of it. Older ones in frozen leaves will be gone soon.
+    fn oldest_in_journal<'g>(&'g self, guard: &'g Guard) -> Option<&'g Arc<Partition>> {
+        let journal = self
+            .journal
+            .get()
+            .filter(|_| self.is_journal_over_limit())?;
+        let next = journal.next_position();
+        let age_bytes = |start: u64| {
+            let start = JournalPosition::from_u64(start);
+            let files = next.generation().saturating_sub(start.generation());
+            (files * self.sizes.journal_file_bytes + next.offset()).saturating_sub(start.offset())
+        };
+        self.unfrozen_partitions(guard)
+            .map(|partition| {
+                let start = partition.view(guard).top.segment.journal_start();
+                (start, partition)
+            })
+            .filter(|&(start, _)| {
+                // Space returns by whole files.
+                start != u64::MAX
+                    && age_bytes(start) + self.sizes.journal_file_bytes
+                        > self.sizes.journal_limit_bytes
+            })
+            .min_by_key(|&(start, _)| start)
+            .map(|(_, partition)| partition)
     }
 
     /// Freezes every partition and waits until all of it is in tables.
@@ -158,6 +198,8 @@ impl Store {
         self.pacing.flushed(bytes, start.elapsed());
         self.release_journal()?;
         collect_garbage();
+        // Only now: until its runs are free, the space is still on its way.
+        self.frozen_bytes.fetch_sub(bytes, Ordering::Relaxed);
         Ok(())
     }
 
@@ -263,6 +305,8 @@ impl Store {
             file_len_bytes: summary.file_len_bytes,
             entries: summary.entries,
             tombstones: summary.tombstones,
+            distinct_keys: summary.distinct_keys,
+            sketch: Some(KeySketch::of(&summary.key_hashes)),
             smallest_key: summary.smallest_key.into_vec(),
             largest_key: summary.largest_key.into_vec(),
             min_sequence: summary.min_sequence,
@@ -290,6 +334,7 @@ impl Store {
         let added = flushed.table.into_iter().collect();
         self.commit_tables(partition, flushed_through, &tables, added)?;
         let tables = TableList::new(tables, &partition.lower);
+        let wants_merge = self.wants_merge(partition, &tables);
         partition
             .flushed_through
             .store(flushed_through, Ordering::Relaxed);
@@ -303,7 +348,7 @@ impl Store {
                 .is_some_and(|last| Arc::ptr_eq(last, leaf))
         );
         view.frozen.pop();
-        view.tables = tables.clone();
+        view.tables = tables;
         self.counters.flushes.fetch_add(1, Ordering::Relaxed);
         let is_more = !view.frozen.is_empty();
         partition.publish(&mut writer, view, &guard);
@@ -312,7 +357,7 @@ impl Store {
         if is_more {
             self.background.queue_flush(partition.clone());
         }
-        self.consider_compaction(partition, &mut writer, &tables);
+        self.claim_for_compaction(partition, &mut writer, wants_merge);
         Ok(())
     }
 

@@ -9,13 +9,14 @@
 //! where it was written. The header of a record has a checksum of its own: with it a record that a
 //! crash cut short can be told from one whose length rotted.
 
+use super::key_sketch::KeySketch;
 use super::manifest::{
     JournalTruncation, ManifestEdit, ManifestState, PartitionEdit, PartitionMetadata,
     PartitionTable, TableMetadata,
 };
 
-/// The newest format that this release reads, and the one it writes.
-pub(crate) const FORMAT_VERSION: u32 = 1;
+/// The newest format that this release reads, and the one it writes. It reads all before, too.
+pub(crate) const FORMAT_VERSION: u32 = 2;
 
 /// First bytes of every manifest.
 const MAGIC: [u8; 8] = *b"LKVMANIF";
@@ -42,8 +43,12 @@ pub(crate) const CURRENT_NAME: &str = "CURRENT";
 /// Its next content, before the rename.
 pub(crate) const CURRENT_TEMPORARY_NAME: &str = "CURRENT.tmp";
 
-const KIND_SNAPSHOT: u8 = 1;
-const KIND_EDITS: u8 = 2;
+const KIND_SNAPSHOT: u8 = 3;
+const KIND_EDITS: u8 = 4;
+
+// Of version 1, in which tables have no key statistics.
+const KIND_SNAPSHOT_V1: u8 = 1;
+const KIND_EDITS_V1: u8 = 2;
 
 /// Last byte of every payload; not zero, so that a sector of zeros never passes for the end of a record.
 const END_MARK: u8 = 0xa5;
@@ -141,7 +146,7 @@ impl FileHeader {
             return Err(HeaderError::Damaged);
         }
         match u32_at(bytes, 8) {
-            FORMAT_VERSION => Ok(Self {
+            1..=FORMAT_VERSION => Ok(Self {
                 store_identity: u64_at(bytes, 16),
                 file_number: u64_at(bytes, 24),
             }),
@@ -322,9 +327,11 @@ fn put_table(out: &mut Vec<u8>, table: &TableMetadata) {
         table.tombstones,
         table.min_sequence,
         table.max_sequence,
+        table.distinct_keys,
     ] {
         put_varint(out, value);
     }
+    put_bytes(out, table.sketch.as_ref().map_or(&[], KeySketch::as_bytes));
     put_bytes(out, &table.smallest_key);
     put_bytes(out, &table.largest_key);
     put_varint(out, table.references.len() as u64);
@@ -365,7 +372,7 @@ pub(crate) struct DecodeError {
 
 /// The state in a payload. Its inner consistency is not checked here.
 pub(crate) fn decode_snapshot(payload: &[u8]) -> Result<ManifestState, DecodeError> {
-    let mut input = Input::new(payload, KIND_SNAPSHOT)?;
+    let mut input = Input::new(payload, [KIND_SNAPSHOT_V1, KIND_SNAPSHOT])?;
     let mut state = ManifestState {
         store_identity: input.varint()?,
         hash_seed: input.varint()?,
@@ -404,7 +411,7 @@ pub(crate) fn decode_snapshot(payload: &[u8]) -> Result<ManifestState, DecodeErr
 
 /// The edits in a payload. Whether they fit the state is not checked here.
 pub(crate) fn decode_edits(payload: &[u8]) -> Result<Vec<ManifestEdit>, DecodeError> {
-    let mut input = Input::new(payload, KIND_EDITS)?;
+    let mut input = Input::new(payload, [KIND_EDITS_V1, KIND_EDITS])?;
     let edits = input.list(3, Input::edit)?;
     input.end()?;
     Ok(edits)
@@ -417,16 +424,27 @@ const TABLE_LEN_MIN_BYTES: usize = 9;
 struct Input<'a> {
     payload: &'a [u8],
     offset: usize,
+    /// Whether tables have key statistics.
+    has_key_statistics: bool,
 }
 
 impl<'a> Input<'a> {
-    fn new(payload: &'a [u8], kind: u8) -> Result<Self, DecodeError> {
-        let mut input = Self { payload, offset: 0 };
-        if input.byte()? != kind {
-            return Err(DecodeError {
-                offset: 0,
-                message: "this kind of record is not expected",
-            });
+    /// A payload of one of two kinds: that of version 1, and the present one.
+    fn new(payload: &'a [u8], [first, present]: [u8; 2]) -> Result<Self, DecodeError> {
+        let mut input = Self {
+            payload,
+            offset: 0,
+            has_key_statistics: false,
+        };
+        match input.byte()? {
+            kind if kind == first => {}
+            kind if kind == present => input.has_key_statistics = true,
+            _ => {
+                return Err(DecodeError {
+                    offset: 0,
+                    message: "this kind of record is not expected",
+                });
+            }
         }
         Ok(input)
     }
@@ -506,14 +524,36 @@ impl<'a> Input<'a> {
         })
     }
 
+    /// Different keys of a table, and their sketch. A table of version 1 counts as one whose keys are all
+    /// different, and lie in no other table.
+    fn key_statistics(&mut self, entries: u64) -> Result<(u64, Option<KeySketch>), DecodeError> {
+        if !self.has_key_statistics {
+            return Ok((entries, None));
+        }
+        let distinct_keys = self.varint()?;
+        let sketch = match &*self.bytes()? {
+            [] => None,
+            bytes => Some(
+                KeySketch::from_bytes(bytes).ok_or_else(|| self.error("a sketch is malformed"))?,
+            ),
+        };
+        Ok((distinct_keys, sketch))
+    }
+
     fn table(&mut self) -> Result<TableMetadata, DecodeError> {
+        let (file_number, file_len_bytes) = (self.varint()?, self.varint()?);
+        let (entries, tombstones) = (self.varint()?, self.varint()?);
+        let (min_sequence, max_sequence) = (self.varint()?, self.varint()?);
+        let (distinct_keys, sketch) = self.key_statistics(entries)?;
         Ok(TableMetadata {
-            file_number: self.varint()?,
-            file_len_bytes: self.varint()?,
-            entries: self.varint()?,
-            tombstones: self.varint()?,
-            min_sequence: self.varint()?,
-            max_sequence: self.varint()?,
+            file_number,
+            file_len_bytes,
+            entries,
+            tombstones,
+            min_sequence,
+            max_sequence,
+            distinct_keys,
+            sketch,
             smallest_key: self.bytes()?,
             largest_key: self.bytes()?,
             references: self.list(1, Self::varint)?,

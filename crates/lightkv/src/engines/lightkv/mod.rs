@@ -60,6 +60,7 @@ mod durability;
 mod flush;
 mod in_flight;
 mod journal_entry_layout;
+mod key_sketch;
 mod manifest;
 mod manifest_layout;
 mod memory;

@@ -138,6 +138,9 @@ pub(crate) struct Partition {
     pub(crate) installing: Mutex<()>,
     /// Everything of this range up to this sequence number is in tables; changed under `installing`.
     pub(crate) flushed_through: AtomicU64,
+    /// Garbage that the last merge had to keep because moments were held, in bytes; means nothing once none
+    /// is. Only a hint against merging in vain.
+    pub(crate) retained_garbage: AtomicU64,
 }
 
 /// What only the holder of a partition's lock touches.
@@ -157,6 +160,9 @@ pub(crate) struct Writer {
     pub(crate) tail: LineTail,
     /// Bytes of the top leaf from which a split is tried again after one that found no boundary.
     pub(crate) split_again_bytes: u64,
+    /// Deletes appended to the top leaf, and how many of them are worth a flush.
+    pub(crate) tombstones: u64,
+    pub(crate) tombstones_max: u64,
     /// A flush of this partition's oldest frozen leaf is running or queued.
     pub(crate) flushing: bool,
     /// A compaction of this partition's tables is running or queued.
@@ -171,6 +177,7 @@ impl Partition {
         view: View,
     ) -> Arc<Self> {
         let (top, bottom) = (view.top.clone(), view.is_bottom());
+        let tombstones_max = view.tables.tombstones_max();
         Arc::new(Self {
             lower: lower.into(),
             upper: upper.map(Into::into),
@@ -183,11 +190,14 @@ impl Partition {
                 cursor: 0,
                 tail: LineTail::default(),
                 split_again_bytes: 0,
+                tombstones: 0,
+                tombstones_max,
                 flushing: false,
                 compacting: false,
             }),
             installing: Mutex::new(()),
             flushed_through: AtomicU64::new(flushed_through),
+            retained_garbage: AtomicU64::new(0),
         })
     }
 
@@ -207,6 +217,7 @@ impl Partition {
     pub(crate) fn publish(&self, writer: &mut Writer, view: View, guard: &Guard) {
         writer.top = view.top.clone();
         writer.bottom = view.is_bottom();
+        writer.tombstones_max = view.tables.tombstones_max();
         let old = self.view.swap(Owned::new(view), Ordering::AcqRel, guard);
         // SAFETY: the old view is unreachable for guards that begin from now on.
         unsafe { guard.defer_destroy(old) };

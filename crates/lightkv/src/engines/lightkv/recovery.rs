@@ -102,6 +102,7 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
         pool_directory: options.pmem_path.clone(),
         vfs,
         compaction_size: options.compaction_size,
+        space_amplification_max: options.space_amplification_max,
         hash_seed: state.hash_seed,
         tree: build_tree(&state, &tables),
         tables,
@@ -697,7 +698,7 @@ impl Store {
     /// Makes room when a store is opened with a smaller buffer than it was left with.
     fn flush_for_restore(&self) -> Result<()> {
         let before = self.buffer.used_bytes();
-        self.freeze_for_space()?;
+        self.freeze_for_space(true)?;
         while let Some(partition) = self.background.take_flush() {
             self.flush_partition(&partition)?;
         }

@@ -64,7 +64,10 @@ impl Store {
             }
             writer.split_again_bytes = bytes + self.sizes.split_bytes / 2;
         }
-        if bytes > self.sizes.freeze_bytes || entries >= self.sizes.leaf_entries_max {
+        if bytes > self.sizes.freeze_bytes
+            || entries >= self.sizes.leaf_entries_max
+            || writer.tombstones >= writer.tombstones_max
+        {
             self.freeze(partition, writer, guard);
         }
         false
@@ -123,6 +126,8 @@ impl Store {
             return;
         }
         let mut view = partition.view(guard).clone();
+        self.frozen_bytes
+            .fetch_add(view.top.segment.bytes(), Ordering::Relaxed);
         view.frozen.insert(0, view.top.clone());
         // It will probably hold as much again: a quarter now saves most of the growing.
         let capacity = LEAF_ENTRIES_INITIAL.max(writer.top.index.len() / 4);
@@ -130,6 +135,7 @@ impl Store {
         partition.publish(writer, view, guard);
         writer.run = None;
         writer.split_again_bytes = 0;
+        writer.tombstones = 0;
         if !writer.flushing {
             writer.flushing = true;
             self.background.queue_flush(partition.clone());

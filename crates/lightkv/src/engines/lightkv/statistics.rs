@@ -80,7 +80,7 @@ impl Store {
                 levels.index_bytes_memory += leaf.index.memory_bytes() as u64;
                 levels.pending_bytes += leaf.segment.bytes();
             }
-            levels.pending_bytes += self.pending_merge_bytes(&partition.lower, &view.tables);
+            levels.pending_bytes += self.pending_merge_bytes(partition, &view.tables);
         }
         let value_bytes: u64 = self
             .vfs
@@ -90,7 +90,8 @@ impl Store {
             });
         levels.space_bytes += value_bytes + self.manifest.len_bytes();
         if let Some(journal) = self.journal.get() {
-            levels.space_bytes += journal.live_bytes();
+            levels.journal_bytes = journal.live_bytes();
+            levels.space_bytes += levels.journal_bytes;
         }
         levels
     }

@@ -27,6 +27,12 @@ use std::sync::Arc;
 
 use super::partition::PartitionTable;
 
+/// Fewer tombstones than this never ask for a flush.
+const TOMBSTONES_MIN: u64 = 64;
+
+/// So many always do: a flush of them takes milliseconds.
+const TOMBSTONES_MAX: u64 = 4096;
+
 /// An immutable list of a partition's tables.
 #[derive(Debug, Default)]
 pub(crate) struct TableList {
@@ -38,6 +44,8 @@ pub(crate) struct TableList {
     run_ends: Box<[u32]>,
     /// Bytes of the files of each run.
     run_bytes: Box<[u64]>,
+    /// Entries that are no tombstones.
+    puts: u64,
 }
 
 impl TableList {
@@ -64,7 +72,13 @@ impl TableList {
             in_runs.append(&mut run);
             run_ends.push(in_runs.len() as u32);
         }
+        let puts = tables
+            .iter()
+            .map(|listed| &listed.table.metadata)
+            .map(|metadata| metadata.entries.saturating_sub(metadata.tombstones))
+            .sum();
         Arc::new(Self {
+            puts,
             tables: tables.into(),
             in_runs: in_runs.into(),
             run_ends: run_ends.into(),
@@ -79,6 +93,16 @@ impl TableList {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.tables.is_empty()
+    }
+
+    /// Tombstones above these tables that are worth a flush: what they hide in the tables is given back only
+    /// once a merge meets them, and scans pass over all of it until then.
+    pub(crate) fn tombstones_max(&self) -> u64 {
+        if self.is_empty() {
+            u64::MAX
+        } else {
+            (self.puts / 4).clamp(TOMBSTONES_MIN, TOMBSTONES_MAX)
+        }
     }
 
     /// Number of runs: the most tables that a read may have to ask.
@@ -211,9 +235,8 @@ pub(crate) mod tests {
     use parking_lot::Mutex;
     use proptest::prelude::*;
 
-    /// Tables that exist only as metadata, numbered from 1 in the order of the ranges, which are given
-    /// newest first with their weights and lengths.
-    pub(crate) fn listed(ranges: &[(&str, &str, u32, u64)]) -> Vec<PartitionTable> {
+    /// Tables that exist only as metadata, newest first with their weights; numbered from 1.
+    pub(crate) fn listed_with(tables: Vec<(TableMetadata, u32)>) -> Vec<PartitionTable> {
         let context = Arc::new(TableContext {
             vfs: Arc::new(lightkv_vfs::MemoryVfs::new()),
             directory: "/".into(),
@@ -223,21 +246,31 @@ pub(crate) mod tests {
             live: Mutex::default(),
         });
         (1..)
-            .zip(ranges)
-            .map(
-                |(file_number, &(first, last, weight, len))| PartitionTable {
-                    table: context.register(TableMetadata {
-                        file_number,
-                        file_len_bytes: len,
-                        entries: len / 10,
-                        smallest_key: first.into(),
-                        largest_key: last.into(),
-                        ..TableMetadata::default()
-                    }),
-                    weight,
-                },
-            )
+            .zip(tables)
+            .map(|(file_number, (metadata, weight))| PartitionTable {
+                table: context.register(TableMetadata {
+                    file_number,
+                    ..metadata
+                }),
+                weight,
+            })
             .collect()
+    }
+
+    /// The same, given by first and last key, weight and length in bytes.
+    pub(crate) fn listed(ranges: &[(&str, &str, u32, u64)]) -> Vec<PartitionTable> {
+        let metadata = |&(first, last, weight, len): &(&str, &str, u32, u64)| {
+            let metadata = TableMetadata {
+                file_len_bytes: len,
+                entries: len / 10,
+                distinct_keys: len / 10,
+                smallest_key: first.into(),
+                largest_key: last.into(),
+                ..TableMetadata::default()
+            };
+            (metadata, weight)
+        };
+        listed_with(ranges.iter().map(metadata).collect())
     }
 
     fn covering(list: &TableList, key: &str) -> Vec<u64> {

@@ -107,6 +107,12 @@ impl Table {
             && upper.is_none_or(|upper| *self.metadata.smallest_key < *upper)
     }
 
+    /// Whether all its keys lie in `[lower, upper)`.
+    pub(crate) fn is_within(&self, lower: &[u8], upper: Option<&[u8]>) -> bool {
+        *self.metadata.smallest_key >= *lower
+            && upper.is_none_or(|upper| *self.metadata.largest_key < *upper)
+    }
+
     /// Whether a key lies between its smallest and its largest.
     #[inline]
     pub(crate) fn covers(&self, key: &[u8]) -> bool {

@@ -159,7 +159,8 @@ impl Store {
         guard: &crossbeam_epoch::Guard,
     ) -> Result<Room> {
         let is_large = writer.top.segment.bytes() > self.sizes.split_bytes
-            || writer.top.index.len() >= self.sizes.leaf_entries_max;
+            || writer.top.index.len() >= self.sizes.leaf_entries_max
+            || writer.tombstones >= writer.tombstones_max;
         if is_large && self.relieve(partition, writer, guard) {
             return Ok(Room::Replaced);
         }
@@ -230,6 +231,7 @@ impl Store {
             .expect("room was reserved")
             .commit(offset + record_bytes);
         writer.top.segment.note(record_bytes, sequence, start);
+        writer.tombstones += u64::from(operation.kind == EntryKind::Delete);
         writer.cursor = offset + record_bytes;
         drop(announcement);
         // Unlocking waits for stores, and so for lines that are not in the cache: the next record of this
@@ -530,6 +532,7 @@ impl Store {
                 .top
                 .segment
                 .note(bytes, first_sequence + at as u64, start);
+            writer.tombstones += u64::from(operation.kind == EntryKind::Delete);
             writer.cursor = offset + bytes;
         }
         for (writer, (_, tail)) in writers.iter_mut().zip(standing) {

@@ -18,6 +18,7 @@ use crate::{Error, Result};
 use merge::MergeOutput;
 use plan::{Action, Plan, Policy, apply, merge_clusters};
 
+mod garbage;
 mod merge;
 mod plan;
 
@@ -26,29 +27,45 @@ impl Store {
         Policy {
             compaction_size: self.compaction_size,
             flush_bytes: self.sizes.freeze_bytes,
+            space_amplification_max: self.space_amplification_max,
         }
     }
 
-    fn choose_plan(&self, lower: &[u8], tables: &TableList) -> Option<Plan> {
-        self.policy().choose(tables.by_age(), lower)
+    /// What a partition's tables ask for: a merge or a move by weight, else a merge for garbage.
+    fn choose_plan(&self, partition: &Partition, tables: &TableList) -> Option<Plan> {
+        let (policy, tables) = (self.policy(), tables.by_age());
+        let (lower, upper) = (&*partition.lower, partition.upper.as_deref());
+        policy.choose(tables, lower).or_else(|| {
+            let retained_bytes = match self.snapshots.none() {
+                true => 0,
+                false => partition.retained_garbage.load(Ordering::Relaxed),
+            };
+            policy.choose_for_garbage(tables, lower, upper, retained_bytes)
+        })
+    }
+
+    /// Whether a partition's tables ask for a merge or a move. Not to be asked under the lock of the
+    /// writers: it looks at all tables.
+    pub(crate) fn wants_merge(&self, partition: &Partition, tables: &TableList) -> bool {
+        self.choose_plan(partition, tables).is_some()
     }
 
     /// Queues a partition whose tables ask for a merge. The caller holds its lock.
-    pub(crate) fn consider_compaction(
+    pub(crate) fn claim_for_compaction(
         &self,
         partition: &Arc<Partition>,
         writer: &mut Writer,
-        tables: &TableList,
+        wants_merge: bool,
     ) {
-        if !writer.compacting && self.choose_plan(&partition.lower, tables).is_some() {
+        if wants_merge && !writer.compacting && !writer.dead {
             writer.compacting = true;
             self.background.queue_compaction(partition.clone());
         }
     }
 
     /// Bytes of the inputs of the merge that a list of tables asks for.
-    pub(crate) fn pending_merge_bytes(&self, lower: &[u8], tables: &TableList) -> u64 {
-        match self.choose_plan(lower, tables) {
+    pub(crate) fn pending_merge_bytes(&self, partition: &Partition, tables: &TableList) -> u64 {
+        match self.choose_plan(partition, tables) {
             Some(plan) if plan.action == Action::Merge => input_bytes(&plan),
             _ => 0,
         }
@@ -57,9 +74,26 @@ impl Store {
     /// Queues the merges that the last process left undone.
     pub(crate) fn queue_pending_compactions(&self) {
         for partition in self.partitions() {
-            let guard = crossbeam_epoch::pin();
+            self.consider_compaction(&partition);
+        }
+    }
+
+    /// Queues a partition if its tables ask for a merge and nobody works on them.
+    fn consider_compaction(&self, partition: &Arc<Partition>) {
+        loop {
+            let tables = partition.view(&crossbeam_epoch::pin()).tables.clone();
+            let wants_merge = self.wants_merge(partition, &tables);
             let mut writer = partition.lock();
-            self.consider_compaction(&partition, &mut writer, &partition.view(&guard).tables);
+            if writer.dead {
+                drop(writer);
+                let parts = self.parts_of(partition);
+                return parts.iter().for_each(|part| self.consider_compaction(part));
+            }
+            let guard = crossbeam_epoch::pin();
+            // A flush that came between and found the partition claimed has left it to us.
+            if Arc::ptr_eq(&tables, &partition.view(&guard).tables) {
+                return self.claim_for_compaction(partition, &mut writer, wants_merge);
+            }
         }
     }
 
@@ -77,7 +111,7 @@ impl Store {
     fn compact_once(&self, partition: &Arc<Partition>) -> Result<()> {
         loop {
             let tables = partition.view(&crossbeam_epoch::pin()).tables.clone();
-            match self.choose_plan(&partition.lower, &tables) {
+            match self.choose_plan(partition, &tables) {
                 None => return Ok(()),
                 Some(plan) if plan.action == Action::Move => self.move_tables(partition, &plan)?,
                 Some(plan) => return self.merge(partition, &plan),
@@ -87,12 +121,17 @@ impl Store {
 
     /// Gives a partition back after a compaction, and queues it again if its tables ask for another.
     fn end_claim(&self, partition: &Arc<Partition>, may_go_on: bool) {
-        let guard = crossbeam_epoch::pin();
-        let mut writer = partition.lock();
-        writer.compacting = false;
+        partition.lock().compacting = false;
         if may_go_on {
-            self.consider_compaction(partition, &mut writer, &partition.view(&guard).tables);
+            self.consider_compaction(partition);
         }
+    }
+
+    /// The partitions that took the place of a dead one.
+    fn parts_of(&self, dead: &Partition) -> Vec<Arc<Partition>> {
+        let mut parts = self.partitions();
+        parts.retain(|part| part.overlaps(&dead.lower, dead.upper.as_deref()));
+        parts
     }
 
     /// Merges the tables of the partitions that overlap a range, so that those of each are one run.
@@ -111,11 +150,7 @@ impl Store {
             })?;
             if partition.lock().dead {
                 // Its parts list its tables.
-                pending.extend(
-                    self.partitions()
-                        .into_iter()
-                        .filter(|part| part.overlaps(&partition.lower, partition.upper.as_deref())),
-                );
+                pending.extend(self.parts_of(&partition));
                 continue;
             }
             let result = self.merge_all(&partition);
@@ -151,6 +186,19 @@ impl Store {
             return Err(error);
         }
         self.install(partition, plan, output.finished)?;
+        let tables = partition.view(&crossbeam_epoch::pin()).tables.clone();
+        let retained_bytes = match held.is_empty() {
+            true => 0,
+            false => self.policy().garbage_bytes(
+                tables.by_age(),
+                &partition.lower,
+                partition.upper.as_deref(),
+            ),
+        };
+        // Relaxed: a hint, read by whoever considers the next merge.
+        partition
+            .retained_garbage
+            .store(retained_bytes, Ordering::Relaxed);
         self.counters.compactions.fetch_add(1, Ordering::Relaxed);
         collect_garbage();
         Ok(())
@@ -195,9 +243,10 @@ impl Store {
         let tables = apply(partition.view(&guard).tables.by_age(), plan, result);
         let flushed_through = partition.flushed_through.load(Ordering::Relaxed);
         self.commit_tables(partition, flushed_through, &tables, added)?;
+        let tables = TableList::new(tables, &partition.lower);
         let mut writer = partition.lock();
         let mut view = partition.view(&guard).clone();
-        view.tables = TableList::new(tables, &partition.lower);
+        view.tables = tables;
         partition.publish(&mut writer, view, &guard);
         Ok(())
     }

@@ -42,6 +42,8 @@ pub(super) struct Policy {
     pub(super) compaction_size: usize,
     /// What a table of weight 0 holds about, in bytes.
     pub(super) flush_bytes: u64,
+    /// The most that tables may hold, as a multiple of what is live in them.
+    pub(super) space_amplification_max: f64,
 }
 
 impl Policy {
@@ -134,18 +136,15 @@ pub(super) fn merge_clusters(
 ) -> Vec<Plan> {
     clusters(tables, lower)
         .into_iter()
-        .filter_map(|cluster| {
-            let members: Vec<&PartitionTable> =
-                cluster.iter().map(|&index| &tables[index]).collect();
-            let oldest = *cluster.last()?;
-            is_worth(&members).then(|| Plan {
-                action: Action::Merge,
-                // Weights do not fall along the list.
-                weight: tables[oldest].weight.max(1),
-                inputs: members.into_iter().cloned().collect(),
-                older: tables[oldest + 1..].to_vec(),
-            })
+        .filter(|cluster| {
+            is_worth(
+                &cluster
+                    .iter()
+                    .map(|&index| &tables[index])
+                    .collect::<Vec<_>>(),
+            )
         })
+        .map(|cluster| Plan::merge_of(tables, &cluster))
         .collect()
 }
 
@@ -199,6 +198,7 @@ mod tests {
     const POLICY: Policy = Policy {
         compaction_size: 4,
         flush_bytes: 100,
+        space_amplification_max: 2.0,
     };
 
     fn numbers(tables: &[PartitionTable]) -> Vec<u64> {

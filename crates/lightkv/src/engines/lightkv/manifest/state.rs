@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
+use super::super::key_sketch::KeySketch;
+
 /// Where recovery stops reading one journal file, because what follows was cut off by an earlier
 /// recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +28,10 @@ pub(crate) struct TableMetadata {
     pub entries: u64,
     /// Number of tombstones.
     pub tombstones: u64,
+    /// Number of different keys.
+    pub distinct_keys: u64,
+    /// Estimates how many keys it shares with other tables; `None` for one of an earlier format.
+    pub sketch: Option<KeySketch>,
     /// Smallest key in it.
     pub smallest_key: Vec<u8>,
     /// Largest key in it, inclusive.

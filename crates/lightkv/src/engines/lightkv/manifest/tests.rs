@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use lightkv_vfs::{MemoryVfs, Operation};
 
+use super::super::key_sketch::KeySketch;
 use super::*;
 
 const DIRECTORY: &str = "store";
@@ -53,6 +54,9 @@ fn table(file_number: u64) -> TableMetadata {
         file_len_bytes: file_number * 4096,
         entries: 10 + file_number,
         tombstones: file_number % 3,
+        distinct_keys: 5 + file_number,
+        sketch: (!file_number.is_multiple_of(4))
+            .then(|| KeySketch::of(&[file_number, !file_number])),
         smallest_key: format!("key{file_number:06}a").into_bytes(),
         largest_key: format!("key{file_number:06}z").into_bytes(),
         min_sequence: file_number,
