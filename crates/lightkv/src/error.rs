@@ -37,6 +37,10 @@ pub enum Error {
         /// Size of the write buffer in bytes.
         limit_bytes: u64,
     },
+    /// A write would have had to wait beyond its deadline ([`crate::WriteOptions::deadline`]). Nothing was
+    /// written.
+    #[error("the write would have to wait beyond its deadline; nothing was written, try it later")]
+    DeadlineExceeded,
     /// Stored bytes are not what was written. Other keys stay readable.
     #[error("{}: damaged at offset {offset}: {message}; restore this file from a checkpoint or a backup", file.display())]
     Corruption {

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use lightkv_vfs::{RealVfs, Vfs};
 
@@ -260,6 +261,7 @@ impl Options {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteOptions {
     pub(crate) sync: bool,
+    pub(crate) deadline: Option<Duration>,
 }
 
 impl WriteOptions {
@@ -272,6 +274,15 @@ impl WriteOptions {
     /// `fdatasync`. On persistent memory every write does already.
     pub fn sync(mut self, sync: bool) -> Self {
         self.sync = sync;
+        self
+    }
+
+    /// Longest wait for background work and for other writers of the same keys, counted from the call;
+    /// default: as long as it takes. Instead of waiting longer the write fails with
+    /// [`Error::DeadlineExceeded`] and changes nothing; zero never waits. The time of the write itself, and that of
+    /// a sync, is not part of it.
+    pub fn deadline(mut self, wait_max: Duration) -> Self {
+        self.deadline = Some(wait_max);
         self
     }
 }

@@ -7,6 +7,8 @@ pub struct Stats {
     pub counters: Counters,
     /// Present levels.
     pub levels: Levels,
+    /// How long writes were delayed since the open, because background work owed too much.
+    pub delays: Delays,
 }
 
 macro_rules! numbers {
@@ -131,6 +133,25 @@ numbers! {
         journal_bytes,
         /// Background work that waits, in bytes of its input.
         pending_bytes,
+    }
+}
+
+numbers! {
+    /// A histogram of the delays of writes since the open, right to an eighth. Writes that were not delayed are
+    /// not in it.
+    Delays {
+        /// How many delays there were.
+        count,
+        /// All of them together, in microseconds.
+        total_us,
+        /// Half of them were no longer than this, in microseconds.
+        p50_us,
+        /// 99 % of them were no longer than this, in microseconds.
+        p99_us,
+        /// 99.9 % of them were no longer than this, in microseconds.
+        p999_us,
+        /// The longest, in microseconds.
+        max_us,
     }
 }
 

@@ -21,6 +21,7 @@ pub(crate) fn stats(store: &StoreArguments) -> Result<(), Failure> {
             "durability": durability_json(&durability),
             "counters": numbers(stats.counters.iter()),
             "levels": numbers(stats.levels.iter()),
+            "delays": numbers(stats.delays.iter()),
         }))?;
         return output.flush();
     }
@@ -32,6 +33,10 @@ pub(crate) fn stats(store: &StoreArguments) -> Result<(), Failure> {
     }
     output.line("counters since the open")?;
     for (name, number) in stats.counters.iter() {
+        output.line(&format!("  {name:<24} {:>20}", display_count(number)))?;
+    }
+    output.line("delays of writes")?;
+    for (name, number) in stats.delays.iter() {
         output.line(&format!("  {name:<24} {:>20}", display_count(number)))?;
     }
     output.flush()

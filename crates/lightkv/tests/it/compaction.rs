@@ -113,12 +113,15 @@ fn a_sequential_load_is_written_once() {
         check_sequential("ascending", leaves, records, 0..records);
         check_sequential("descending", leaves, records, (0..records).rev());
     }
-    let moved = {
-        let db = small(1).open("/store").unwrap();
-        load(&db, 0..records);
-        db.stats().counters.table_moves
-    };
-    assert!(moved > 40, "{moved} tables moved");
+    let db = small(1).open("/store").unwrap();
+    load(&db, 0..records);
+    let moved = || db.stats().counters.table_moves;
+    let begin = Instant::now();
+    while moved() <= 40 {
+        let waited = begin.elapsed();
+        assert!(waited < Duration::from_secs(60), "{} moved", moved());
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// A buffer or a journal over its mark makes tables of a useful size, not one from every few records.
@@ -332,4 +335,83 @@ fn garbage_of_a_snapshot_goes_with_it() {
     written(1);
     let bytes = table_bytes(&db);
     assert!(bytes < live_bytes(records) * 2, "{bytes}");
+}
+
+/// A buffer so small, and a leaf so large, that writers outrun flushes.
+fn crowded() -> Db {
+    let tuning = Tuning {
+        buffer_bytes: Some(256 << 10),
+        segment_bytes: Some(32 << 10),
+        chunk_bytes: Some(1 << 10),
+        max_leaf_nodes: Some(4),
+        journal_file_bytes: Some(128 << 10),
+        block_bytes: Some(1 << 10),
+        ..Tuning::default()
+    };
+    small(4).tuning(tuning).open("/store").unwrap()
+}
+
+#[test]
+fn delays_are_counted_by_their_length() {
+    let db = crowded();
+    for number in 0..40_000 {
+        db.put(key(number * 48_271 % 40_000), value(number, 0))
+            .unwrap();
+    }
+    let stats = db.stats();
+    let delays = stats.delays;
+    assert!(delays.count > 0, "writers were never delayed");
+    assert_eq!(delays.count, stats.counters.stalls);
+    assert!(delays.p50_us <= delays.p99_us && delays.p99_us <= delays.p999_us);
+    assert!(delays.p999_us <= delays.max_us && delays.total_us >= delays.max_us);
+}
+
+/// A write with a deadline either happens, or says in time that it did not, and then it did not.
+#[test]
+fn a_deadline_is_kept_or_told() {
+    let db = crowded();
+    let hurried = lightkv::WriteOptions::new().deadline(Duration::ZERO);
+    let mut expected = std::collections::BTreeMap::new();
+    let (mut refused, mut longest) = (0, Duration::ZERO);
+    for number in 0..60_000_u64 {
+        let at = number * 48_271 % 5_000;
+        let begin = Instant::now();
+        match db.put_with(key(at), value(at, number), hurried) {
+            Ok(()) => {
+                expected.insert(key(at), value(at, number));
+            }
+            Err(lightkv::Error::DeadlineExceeded) => {
+                refused += 1;
+                longest = longest.max(begin.elapsed());
+                // Others go on.
+                if refused % 64 == 0 {
+                    db.put(key(at), value(at, number)).unwrap();
+                    expected.insert(key(at), value(at, number));
+                }
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(refused > 0, "no write had to wait");
+    let found = db.scan(..).map(|entry| entry.unwrap());
+    assert!(
+        found.eq(expected
+            .iter()
+            .map(|(key, value)| (key.as_bytes().into(), value.clone().into())))
+    );
+    // A batch is refused whole.
+    let mut batch = lightkv::WriteBatch::new();
+    for number in 0..100 {
+        batch.put(format!("batch{number}"), [0; 100]);
+    }
+    while db.write_with(batch.clone(), hurried).is_err() {
+        assert_eq!(db.prefix("batch").count(), 0);
+        db.flush().unwrap();
+    }
+    assert_eq!(db.prefix("batch").count(), 100);
+    let generous = lightkv::WriteOptions::new().deadline(Duration::from_secs(60));
+    for number in 0..5_000 {
+        db.put_with(key(number), value(number, 1), generous)
+            .unwrap();
+    }
 }

@@ -6,14 +6,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use rustix::process::setpriority_process;
 
+use super::compaction::Installation;
 use super::partition::Partition;
 use super::store::Store;
 use crate::{Error, Result};
 
+/// Threads that flush. Two, so that one sorts while the other waits for a sync.
+const FLUSH_THREADS: usize = 2;
+/// Nice value of the threads that merge: they take what others leave of the processor.
+const COMPACTION_NICE: i32 = 10;
 /// How long a full disk is left alone before the next try.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// The same for merges, which read all of their input before they fail.
@@ -21,7 +27,7 @@ const COMPACTION_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest sleep of an idle thread: bounds how late a lost wake-up is noticed.
 const IDLE_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a writer waits before it looks for room again.
-const ROOM_INTERVAL: Duration = Duration::from_millis(2);
+pub(crate) const ROOM_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Queues and signals.
 #[derive(Debug)]
@@ -35,6 +41,8 @@ pub(crate) struct Background {
     ended: Condvar,
     /// Set by writers without taking the lock; cleared by the flush thread.
     awake: AtomicBool,
+    /// As in the queue, for merges to look at in the middle of their work.
+    stopping: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -44,7 +52,12 @@ struct Queue {
     flushes: VecDeque<Arc<Partition>>,
     /// Partitions with enough tables of one weight.
     compactions: VecDeque<Arc<Partition>>,
-    running: usize,
+    /// No merge before this time: the last one found the disk full.
+    compactions_resume: Option<Instant>,
+    /// Partitions whose tables came from a split, and nobody has looked at.
+    considerations: VecDeque<Arc<Partition>>,
+    /// Merges that are written and wait to be recorded.
+    installations: VecDeque<Installation>,
     stopped: bool,
     /// A writer found the buffer full.
     urgent: bool,
@@ -56,13 +69,80 @@ struct Queue {
 #[derive(Debug)]
 enum Job {
     Flush(Arc<Partition>),
+    /// Write the result of a merge: on a thread of low priority, which therefore takes no lock that a
+    /// writer may wait for.
     Compact(Arc<Partition>),
+    /// Record it and move readers over.
+    Install(Installation),
+    /// See whether a partition's tables ask for a merge.
+    Consider(Arc<Partition>),
+    /// Look for garbage that moments had held back.
+    Sweep,
     /// Let the pool grow ahead of its users.
     Grow,
     /// Freeze a partition: the buffer or the journal is over its mark, or a writer found no room.
     Relieve {
         is_urgent: bool,
     },
+}
+
+/// What a thread does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// Flushes, and looks after the buffer.
+    Keeper,
+    /// Flushes.
+    Flusher,
+    /// Merges, and nothing that anybody waits for.
+    Compactor,
+}
+
+impl Job {
+    /// The partition whose tables it merges.
+    fn merging(&self) -> Option<&Arc<Partition>> {
+        match self {
+            Self::Compact(partition) => Some(partition),
+            Self::Install(installation) => Some(installation.partition()),
+            _ => None,
+        }
+    }
+}
+
+impl Queue {
+    fn next(&mut self, store: &Store, role: Role) -> Option<Job> {
+        if role == Role::Compactor {
+            if self
+                .compactions_resume
+                .is_some_and(|resume| Instant::now() < resume)
+            {
+                return None;
+            }
+            self.compactions_resume = None;
+            return self.compactions.pop_front().map(Job::Compact);
+        }
+        if role == Role::Keeper && store.buffer.wants_growth() {
+            return Some(Job::Grow);
+        }
+        if let Some(installation) = self.installations.pop_front() {
+            return Some(Job::Install(installation));
+        }
+        let flush = self
+            .flushes
+            .iter()
+            .position(|partition| !store.is_flush_held_back(partition))
+            .and_then(|at| self.flushes.remove(at));
+        if let Some(partition) = flush {
+            return Some(Job::Flush(partition));
+        }
+        if role == Role::Keeper && (self.urgent || store.is_over_mark()) {
+            let is_urgent = std::mem::take(&mut self.urgent);
+            return Some(Job::Relieve { is_urgent });
+        }
+        if let Some(partition) = self.considerations.pop_front() {
+            return Some(Job::Consider(partition));
+        }
+        (role == Role::Keeper && store.may_sweep()).then_some(Job::Sweep)
+    }
 }
 
 impl Background {
@@ -73,23 +153,24 @@ impl Background {
             room: Condvar::new(),
             ended: Condvar::new(),
             awake: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
             threads: Mutex::new(Vec::new()),
         }
     }
 
-    /// Starts one thread that only flushes and `compactors` that do both, flushes first.
+    /// Starts the threads that flush, and `compactors` that merge.
     pub(crate) fn start(&self, store: &Arc<Store>, compactors: usize) -> std::io::Result<()> {
         let mut threads = self.threads.lock();
-        for index in 0..=compactors {
+        for index in 0..FLUSH_THREADS + compactors {
             let store = store.clone();
-            let name = if index == 0 {
-                "lightkv-flush"
-            } else {
-                "lightkv-compact"
+            let (name, role) = match index {
+                0 => ("lightkv-flush", Role::Keeper),
+                _ if index < FLUSH_THREADS => ("lightkv-flush", Role::Flusher),
+                _ => ("lightkv-compact", Role::Compactor),
             };
             let thread = std::thread::Builder::new()
                 .name(name.into())
-                .spawn(move || store.background.run(&store, index > 0))?;
+                .spawn(move || store.background.run(&store, role))?;
             threads.push(thread);
         }
         Ok(())
@@ -97,6 +178,8 @@ impl Background {
 
     /// Stops the threads after their present job and waits for them.
     pub(crate) fn stop(&self) {
+        // Relaxed: a merge that sees it late ends late.
+        self.stopping.store(true, Ordering::Relaxed);
         self.queue.lock().stopped = true;
         self.work.notify_all();
         self.room.notify_all();
@@ -131,6 +214,21 @@ impl Background {
     pub(crate) fn queue_compaction(&self, partition: Arc<Partition>) {
         self.queue.lock().compactions.push_back(partition);
         self.work.notify_all();
+    }
+
+    /// Has someone see whether a new partition's tables ask for a merge.
+    pub(crate) fn queue_consideration(&self, partition: Arc<Partition>) {
+        self.queue.lock().considerations.push_back(partition);
+    }
+
+    /// Whether merges are to be given up, because the store closes.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// The merges that nobody will record any more.
+    pub(crate) fn take_installations(&self) -> VecDeque<Installation> {
+        std::mem::take(&mut self.queue.lock().installations)
     }
 
     /// Waits a moment for room in the buffer.
@@ -172,12 +270,32 @@ impl Background {
         }
     }
 
-    fn run(&self, store: &Arc<Store>, may_compact: bool) {
-        while let Some(job) = self.next(store, may_compact) {
+    fn run(&self, store: &Arc<Store>, role: Role) {
+        if role == Role::Compactor
+            && let Err(error) = setpriority_process(None, COMPACTION_NICE)
+        {
+            // Of the calling thread, on Linux. It only makes merges more noticeable.
+            tracing::debug!(%error, "cannot lower the priority of merges");
+        }
+        while let Some(mut job) = self.next(store, role) {
             // A panic is a bug of ours; it must not leave writers waiting for a thread that is gone.
-            let result = catch_unwind(AssertUnwindSafe(|| match &job {
+            let result = catch_unwind(AssertUnwindSafe(|| match &mut job {
                 Job::Flush(partition) => store.flush_partition(partition),
-                Job::Compact(partition) => store.compact_partition(partition),
+                Job::Compact(partition) => {
+                    let installation = store.prepare_compaction(partition)?;
+                    self.queue.lock().installations.push_back(installation);
+                    self.work.notify_all();
+                    Ok(())
+                }
+                Job::Install(installation) => store.install_compaction(installation),
+                Job::Consider(partition) => {
+                    store.consider_compaction(partition);
+                    Ok(())
+                }
+                Job::Sweep => {
+                    store.sweep_retained_garbage();
+                    Ok(())
+                }
                 Job::Grow => store.buffer.grow_ahead(),
                 Job::Relieve { is_urgent } => self.relieve(store, *is_urgent),
             }))
@@ -203,39 +321,29 @@ impl Background {
     }
 
     /// The next job; `None` when stopped.
-    fn next(&self, store: &Store, may_compact: bool) -> Option<Job> {
+    fn next(&self, store: &Store, role: Role) -> Option<Job> {
         let mut queue = self.queue.lock();
+        let mut is_balanced = role != Role::Keeper;
         loop {
             if queue.stopped {
                 return None;
             }
-            let job = if store.health.poisoned().is_some() {
-                None
-            } else if !may_compact && store.buffer.wants_growth() {
-                Some(Job::Grow)
-            } else if let Some(at) = queue
-                .flushes
-                .iter()
-                .position(|partition| !store.is_flush_held_back(partition))
+            if store.health.poisoned().is_none()
+                && let Some(job) = queue.next(store, role)
             {
-                queue.flushes.remove(at).map(Job::Flush)
-            } else if !may_compact && (queue.urgent || store.is_over_mark()) {
-                let is_urgent = std::mem::take(&mut queue.urgent);
-                Some(Job::Relieve { is_urgent })
-            } else if may_compact {
-                queue.compactions.pop_front().map(Job::Compact)
-            } else {
-                None
-            };
-            if let Some(job) = job {
-                queue.running += 1;
                 return Some(job);
             }
-            if !may_compact {
+            if role == Role::Keeper {
                 self.awake.store(false, Ordering::Relaxed);
+            }
+            if !is_balanced {
+                // Nobody hears a call for work meanwhile, so the queue is looked at again before the wait.
                 MutexGuard::unlocked(&mut queue, || store.balance_memory());
+                is_balanced = true;
+                continue;
             }
             self.work.wait_for(&mut queue, IDLE_INTERVAL);
+            is_balanced = role != Role::Keeper;
         }
     }
 
@@ -245,24 +353,20 @@ impl Background {
             super::flush::collect_garbage();
         }
         let mut queue = self.queue.lock();
-        queue.running -= 1;
         match result {
             Ok(()) => {
                 if matches!(job, Job::Flush(_)) {
                     queue.no_space = None;
                 }
             }
-            Err(Error::NoSpace { path }) if matches!(job, Job::Compact(_)) => {
+            Err(Error::NoSpace { path }) if job.merging().is_some() => {
                 // A merge needs space for its output while its inputs are still there. Writers do not
                 // depend on it: they are told only when flushes fail.
                 tracing::warn!(path = %path.display(), "no space left for a compaction");
-                if let Job::Compact(partition) = job {
-                    queue.compactions.push_back(partition);
-                }
-                self.ended.notify_all();
-                self.work.wait_for(&mut queue, COMPACTION_RETRY_INTERVAL);
-                return;
+                queue.compactions.extend(job.merging().cloned());
+                queue.compactions_resume = Some(Instant::now() + COMPACTION_RETRY_INTERVAL);
             }
+            Err(Error::Closed) if queue.stopped => {}
             Err(Error::NoSpace { path }) if !matches!(job, Job::Flush(_)) => {
                 // Growing ahead and recycling are tried again by themselves; a writer that really needs the
                 // space meets the error itself.
@@ -283,7 +387,7 @@ impl Background {
                 self.work.wait_for(&mut queue, RETRY_INTERVAL);
                 return;
             }
-            Err(error) if matches!(job, Job::Compact(_)) && is_unreadable(&error) => {
+            Err(error) if job.merging().is_some() && is_unreadable(&error) => {
                 // Damaged input: its readers are told; the partition is left as it is, unmerged.
                 tracing::error!(%error, "a compaction met damage and was given up");
             }

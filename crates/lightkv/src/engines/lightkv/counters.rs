@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
 
+use super::delays::DelayHistogram;
 use super::in_flight::thread_number;
 
 const STRIPES: usize = 16;
@@ -26,9 +27,7 @@ pub(crate) struct EngineCounters {
     pub(crate) compactions: AtomicU64,
     pub(crate) table_moves: AtomicU64,
     pub(crate) value_bytes_written: AtomicU64,
-    pub(crate) stalls: AtomicU64,
-    pub(crate) stall_us_total: AtomicU64,
-    pub(crate) stall_us_max: AtomicU64,
+    pub(crate) delays: DelayHistogram,
 }
 
 /// Sums of the striped counters.
@@ -68,11 +67,9 @@ impl EngineCounters {
         add(&self.stripe().false_matches, 1);
     }
 
+    /// Notes that a write slept or waited.
     pub(crate) fn stalled(&self, time: Duration) {
-        let us = time.as_micros() as u64;
-        add(&self.stalls, 1);
-        add(&self.stall_us_total, us);
-        self.stall_us_max.fetch_max(us, Ordering::Relaxed);
+        self.delays.record(time);
     }
 
     pub(crate) fn totals(&self) -> OperationTotals {

@@ -56,6 +56,7 @@ mod buffer;
 mod checkpoint;
 mod compaction;
 mod counters;
+mod delays;
 mod durability;
 mod flush;
 mod in_flight;
@@ -145,6 +146,7 @@ impl LightKv {
     /// Ends all use of the store's files.
     fn stop(&self) {
         self.store.background.stop();
+        self.store.discard_installations();
         if let Some(journal) = self.store.journal.get() {
             journal.stop();
         }

@@ -1,30 +1,52 @@
 //! Slowing writers in proportion to what background work owes, so that none ever has to stop.
 //!
-//! Between the pacing mark and the buffer's limit, writers are held to a rate that falls from twice the
-//! measured flush rate to a quarter of it. Delays are collected and slept in pieces, because the
-//! shortest sleep of an operating system is worth dozens of writes.
+//! Two things are owed: space in the buffer, which flushes free, and merges, whose inputs lie about as
+//! tables. The *pressure* is the worse of the two, 0 at a mark and 1 at a limit; from 0 to 1 writers are
+//! held to a rate that falls from twice the measured flush rate to a quarter of it. Delays are collected
+//! and slept in pieces, because the shortest sleep of an operating system is worth dozens of writes; a
+//! piece is short, so that no write pays for many.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::counters::EngineCounters;
+use crate::{Error, Result};
 
 /// Delay that is worth a sleep.
 const SLEEP_NS_MIN: u64 = 200_000;
-/// Longest single sleep.
-const SLEEP_NS_MAX: u64 = 5_000_000;
+/// Longest sleep for what others wrote.
+const SLEEP_NS_MAX: u64 = 1_000_000;
+/// Longest sleep for what the caller itself writes: a large batch.
+const SLEEP_OWN_NS_MAX: u64 = 8_000_000;
 /// Most delay that is kept for later writes.
 const OWED_NS_MAX: u64 = 100_000_000;
 /// Assumed until the first flush was measured, in bytes a second.
 const FLUSH_RATE_INITIAL: u64 = 400 << 20;
 /// Slowest rate assumed, so that one bad measurement cannot stop writers.
 const FLUSH_RATE_MIN: u64 = 8 << 20;
+/// Merges may owe so many times the buffer before writers are slowed, and at the end of the slope.
+const DEBT_MARK_BUFFERS: u64 = 2;
+const DEBT_LIMIT_BUFFERS: u64 = 6;
+
+/// Until when a write may wait; `None`: as long as it takes.
+pub(crate) type Deadline = Option<Instant>;
+
+/// `Err` if a wait would end after the deadline. Nothing was written then.
+pub(crate) fn check_deadline(deadline: Deadline, wait: Duration) -> Result<()> {
+    match deadline {
+        Some(deadline) if Instant::now() + wait > deadline => Err(Error::DeadlineExceeded),
+        _ => Ok(()),
+    }
+}
 
 /// The admission of writes.
 #[derive(Debug)]
 pub(crate) struct Pacing {
     mark_bytes: u64,
     limit_bytes: u64,
+    debt_mark_bytes: u64,
+    /// Inputs of all merges that are due, in bytes.
+    debt_bytes: AtomicU64,
     /// Smoothed bytes a second that flushes free.
     flush_rate: AtomicU64,
     /// Delay that writers have earned and not yet slept.
@@ -36,44 +58,90 @@ impl Pacing {
         Self {
             mark_bytes,
             limit_bytes,
+            debt_mark_bytes: limit_bytes.saturating_mul(DEBT_MARK_BUFFERS),
+            debt_bytes: AtomicU64::new(0),
             flush_rate: AtomicU64::new(FLUSH_RATE_INITIAL),
             owed_ns: AtomicU64::new(0),
         }
     }
 
-    /// Delays the caller if the buffer is fuller than the mark. One comparison otherwise.
+    /// Delays the caller if too much is owed; two comparisons otherwise.
+    ///
+    /// # Errors
+    /// [`Error::DeadlineExceeded`] instead of a sleep beyond the deadline.
     #[inline]
-    pub(crate) fn admit(&self, bytes: u64, used_bytes: u64, counters: &EngineCounters) {
-        if used_bytes > self.mark_bytes {
-            self.delay(bytes, used_bytes, counters);
+    pub(crate) fn admit(
+        &self,
+        bytes: u64,
+        used_bytes: u64,
+        deadline: Deadline,
+        counters: &EngineCounters,
+    ) -> Result<()> {
+        // Relaxed: an estimate. Changes may arrive in another order than they happened, and less than
+        // nothing be owed for a moment.
+        let debt_bytes = (self.debt_bytes.load(Ordering::Relaxed) as i64).max(0) as u64;
+        if used_bytes > self.mark_bytes || debt_bytes > self.debt_mark_bytes {
+            self.delay(
+                bytes,
+                self.pressure(used_bytes, debt_bytes),
+                deadline,
+                counters,
+            )
+        } else {
+            Ok(())
         }
+    }
+
+    /// What is owed, from 0 (just above a mark) to 1.
+    fn pressure(&self, used_bytes: u64, debt_bytes: u64) -> f64 {
+        let share = |value: u64, mark: u64, limit: u64| {
+            let span = limit.saturating_sub(mark).max(1);
+            (value.saturating_sub(mark) as f64 / span as f64).min(1.0)
+        };
+        let debt_limit_bytes = self.limit_bytes.saturating_mul(DEBT_LIMIT_BUFFERS);
+        share(used_bytes, self.mark_bytes, self.limit_bytes).max(share(
+            debt_bytes,
+            self.debt_mark_bytes,
+            debt_limit_bytes,
+        ))
     }
 
     #[cold]
-    fn delay(&self, bytes: u64, used_bytes: u64, counters: &EngineCounters) {
-        let owed = self
-            .owed_ns
-            .fetch_add(self.delay_ns(bytes, used_bytes), Ordering::Relaxed);
+    fn delay(
+        &self,
+        bytes: u64,
+        pressure: f64,
+        deadline: Deadline,
+        counters: &EngineCounters,
+    ) -> Result<()> {
+        let own = self.delay_ns(bytes, pressure);
+        let owed = self.owed_ns.fetch_add(own, Ordering::Relaxed) + own;
         if owed < SLEEP_NS_MIN {
-            return;
+            return Ok(());
         }
         // One of the writers that see the debt takes it.
         let owed = self.owed_ns.swap(0, Ordering::Relaxed).min(OWED_NS_MAX);
-        let taken = owed.min(SLEEP_NS_MAX);
+        let taken = owed.min(own.clamp(SLEEP_NS_MAX, SLEEP_OWN_NS_MAX));
+        let sleep = Duration::from_nanos(taken);
+        if let Err(error) = check_deadline(deadline, sleep) {
+            // It stays owed by those who can wait; what is not written costs nothing.
+            self.owed_ns
+                .fetch_add(owed.saturating_sub(own), Ordering::Relaxed);
+            return Err(error);
+        }
         self.owed_ns.fetch_add(owed - taken, Ordering::Relaxed);
         if taken >= SLEEP_NS_MIN {
             let start = Instant::now();
-            std::thread::sleep(Duration::from_nanos(taken));
+            std::thread::sleep(sleep);
             counters.stalled(start.elapsed());
         }
+        Ok(())
     }
 
-    /// What a write of `bytes` is delayed by at a fill of `used_bytes`.
-    fn delay_ns(&self, bytes: u64, used_bytes: u64) -> u64 {
-        let span = (self.limit_bytes - self.mark_bytes).max(1) as f64;
-        let fill = ((used_bytes - self.mark_bytes) as f64 / span).min(1.0);
+    /// What a write of `bytes` is delayed by under a pressure.
+    fn delay_ns(&self, bytes: u64, pressure: f64) -> u64 {
         let flush_rate = self.flush_rate.load(Ordering::Relaxed) as f64;
-        let rate = flush_rate * (2.0 - 1.75 * fill);
+        let rate = flush_rate * (2.0 - 1.75 * pressure);
         (bytes as f64 * 1e9 / rate) as u64
     }
 
@@ -86,28 +154,82 @@ impl Pacing {
             Ordering::Relaxed,
         );
     }
+
+    /// Notes that the merges due in one place now have inputs of `new_bytes` instead of `old_bytes`.
+    pub(crate) fn debt_changed(&self, old_bytes: u64, new_bytes: u64) {
+        // Wraps where it must: the sum of all changes is what counts, in whatever order they come.
+        self.debt_bytes
+            .fetch_add(new_bytes.wrapping_sub(old_bytes), Ordering::Relaxed);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn stalls(counters: &EngineCounters) -> u64 {
+        counters.delays.summary().count
+    }
+
     #[test]
-    fn delay_grows_with_the_fill_and_is_none_below_the_mark() {
+    fn delay_grows_with_the_pressure_and_is_none_below_the_marks() {
         let (pacing, counters) = (Pacing::new(800, 1000), EngineCounters::default());
-        pacing.admit(1 << 30, 800, &counters);
-        assert_eq!(counters.stalls.load(Ordering::Relaxed), 0);
-        let delays: Vec<u64> = [801, 850, 900, 950, 1000]
-            .map(|used| pacing.delay_ns(1 << 20, used))
-            .to_vec();
-        assert!(
-            delays.windows(2).all(|pair| pair[0] < pair[1]),
-            "{delays:?}"
-        );
-        assert!(delays[4] > 7 * delays[0]);
-        pacing.admit(10 << 20, 1000, &counters);
-        pacing.admit(10 << 20, 1000, &counters);
-        assert_eq!(counters.stalls.load(Ordering::Relaxed), 1);
-        assert!(counters.stall_us_max.load(Ordering::Relaxed) < 50_000);
+        pacing.admit(1 << 30, 800, None, &counters).unwrap();
+        assert_eq!(stalls(&counters), 0);
+        let by_fill = [801, 850, 900, 950, 1000].map(|used| pacing.pressure(used, 0));
+        let by_debt = [2001, 3000, 4000, 5000, 6000].map(|debt| pacing.pressure(0, debt));
+        for pressures in [by_fill, by_debt] {
+            let delays = pressures.map(|pressure| pacing.delay_ns(1 << 20, pressure));
+            assert!(
+                delays.windows(2).all(|pair| pair[0] < pair[1]),
+                "{delays:?}"
+            );
+            assert!(delays[4] > 7 * delays[0]);
+        }
+        assert_eq!(pacing.pressure(1000, 3000), 1.0);
+        pacing.admit(10 << 20, 1000, None, &counters).unwrap();
+        assert_eq!(stalls(&counters), 1);
+    }
+
+    #[test]
+    fn merges_that_are_due_slow_writers_until_they_are_done() {
+        let (pacing, counters) = (Pacing::new(800, 1000), EngineCounters::default());
+        pacing.debt_changed(0, 4000);
+        pacing.debt_changed(4000, 5000);
+        pacing.admit(10 << 20, 0, None, &counters).unwrap();
+        assert_eq!(stalls(&counters), 1);
+        pacing.debt_changed(5000, 0);
+        pacing.admit(10 << 20, 0, None, &counters).unwrap();
+        assert_eq!(stalls(&counters), 1);
+    }
+
+    #[test]
+    fn small_writes_sleep_in_short_pieces() {
+        let (pacing, counters) = (Pacing::new(800, 1000), EngineCounters::default());
+        let begin = Instant::now();
+        for _ in 0..200 {
+            pacing.admit(64 << 10, 1000, None, &counters).unwrap();
+        }
+        // 12.5 MiB at a quarter of the rate.
+        let rate = FLUSH_RATE_INITIAL as f64 / 4.0;
+        let expected = (200 << 16) as f64 / rate;
+        assert!(begin.elapsed().as_secs_f64() > expected * 0.8);
+        assert!(stalls(&counters) > 20, "{}", stalls(&counters));
+    }
+
+    #[test]
+    fn a_deadline_is_told_instead_of_slept_over() {
+        let (pacing, counters) = (Pacing::new(800, 1000), EngineCounters::default());
+        let now = Some(Instant::now());
+        for _ in 0..10 {
+            let result = pacing.admit(10 << 20, 1000, now, &counters);
+            assert!(matches!(result, Err(Error::DeadlineExceeded)));
+        }
+        assert_eq!(stalls(&counters), 0);
+        // What was refused is not owed by the next.
+        assert_eq!(pacing.owed_ns.load(Ordering::Relaxed), 0);
+        let later = Some(Instant::now() + Duration::from_secs(5));
+        pacing.admit(10 << 20, 1000, later, &counters).unwrap();
+        assert_eq!(stalls(&counters), 1);
     }
 }

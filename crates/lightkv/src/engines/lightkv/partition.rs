@@ -20,11 +20,13 @@ use lightkv_pmem::LineTail;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::buffer::{RunHandle, Segment, WriteBuffer};
+use super::pacing::Deadline;
 use super::room::padded;
 use super::sorted_view::SortedView;
 use super::table_list::TableList;
 use super::table_set::Table;
 use super::top_leaf::TopLeaf;
+use crate::{Error, Result};
 
 /// A hash table over a segment, and the segment.
 pub(crate) struct Leaf {
@@ -141,6 +143,8 @@ pub(crate) struct Partition {
     /// Garbage that the last merge had to keep because moments were held, in bytes; means nothing once none
     /// is. Only a hint against merging in vain.
     pub(crate) retained_garbage: AtomicU64,
+    /// Inputs of the merge that its tables ask for, in bytes; its share of what `Pacing` knows.
+    pub(crate) merge_debt_bytes: AtomicU64,
 }
 
 /// What only the holder of a partition's lock touches.
@@ -198,11 +202,24 @@ impl Partition {
             installing: Mutex::new(()),
             flushed_through: AtomicU64::new(flushed_through),
             retained_garbage: AtomicU64::new(0),
+            merge_debt_bytes: AtomicU64::new(0),
         })
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Writer> {
         self.writer.lock()
+    }
+
+    /// As [`Partition::lock`], but waits no longer than until a deadline.
+    #[inline]
+    pub(crate) fn lock_until(&self, deadline: Deadline) -> Result<MutexGuard<'_, Writer>> {
+        match deadline {
+            None => Ok(self.writer.lock()),
+            Some(deadline) => self
+                .writer
+                .try_lock_until(deadline)
+                .ok_or(Error::DeadlineExceeded),
+        }
     }
 
     /// The present view; what it lists stays while the guard lives.

@@ -239,6 +239,12 @@ impl Store {
         ];
         self.replace_partition(&halves, guard);
         writer.dead = true;
+        self.set_merge_debt(partition, 0);
+        for half in halves {
+            if !half.view(guard).tables.is_empty() {
+                self.background.queue_consideration(half);
+            }
+        }
         self.counters.splits.fetch_add(1, Ordering::Relaxed);
         true
     }

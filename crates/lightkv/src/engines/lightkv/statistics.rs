@@ -11,11 +11,13 @@ impl Store {
         Stats {
             counters: self.gather_counters(),
             levels: self.gather_levels(),
+            delays: self.counters.delays.summary(),
         }
     }
 
     fn gather_counters(&self) -> Counters {
         let own = self.counters.totals();
+        let delays = self.counters.delays.summary();
         let pool = if self.journal.get().is_some() {
             Default::default()
         } else {
@@ -45,9 +47,9 @@ impl Store {
             flushes: load(&self.counters.flushes),
             compactions: load(&self.counters.compactions),
             table_moves: load(&self.counters.table_moves),
-            stalls: load(&self.counters.stalls),
-            stall_us_total: load(&self.counters.stall_us_total),
-            stall_us_max: load(&self.counters.stall_us_max),
+            stalls: delays.count,
+            stall_us_total: delays.total_us,
+            stall_us_max: delays.max_us,
         }
     }
 

@@ -55,6 +55,8 @@ pub(crate) struct Store {
     /// Bytes of frozen leaves that are not in tables yet.
     pub(crate) frozen_bytes: AtomicU64,
     pub(crate) snapshots: Snapshots,
+    /// Some partition's `retained_garbage` is not 0.
+    pub(crate) has_retained_garbage: AtomicBool,
     pub(crate) counters: EngineCounters,
     pub(crate) pacing: Pacing,
     pub(crate) balance: Balance,
@@ -172,6 +174,7 @@ impl Store {
             in_flight: InFlight::new(),
             frozen_bytes: AtomicU64::new(0),
             snapshots: Snapshots::default(),
+            has_retained_garbage: AtomicBool::new(false),
             counters: EngineCounters::default(),
             pacing: Pacing::new(parts.sizes.pacing_mark_bytes, parts.sizes.buffer_bytes),
             balance: Balance::default(),

@@ -19,8 +19,10 @@ use lightkv_pmem::LineTail;
 use lightkv_table::EntryKind;
 use parking_lot::MutexGuard;
 
+use super::background::ROOM_INTERVAL;
 use super::buffer::RunHandle;
 use super::journal_entry_layout::encode_head;
+use super::pacing::{Deadline, check_deadline};
 use super::partition::{Partition, Writer};
 use super::record_layout::{BatchMembership, RecordFields, record_len};
 use super::room::Room;
@@ -94,8 +96,13 @@ impl Store {
 
     fn write_prepared(&self, operation: &Prepared<'_>, options: WriteOptions) -> Result<()> {
         let record_bytes = operation.record_len(false);
-        self.pacing
-            .admit(record_bytes, self.buffer.used_bytes(), &self.counters);
+        let deadline = options.deadline.map(|wait_max| Instant::now() + wait_max);
+        self.pacing.admit(
+            record_bytes,
+            self.buffer.used_bytes(),
+            deadline,
+            &self.counters,
+        )?;
         let head = encode_head(
             operation.kind,
             operation.signature,
@@ -116,7 +123,7 @@ impl Store {
             if payload.is_none() && self.journal.get().is_some() {
                 payload = Some(Payload::new(&parts)?);
             }
-            let mut writer = partition.lock();
+            let mut writer = partition.lock_until(deadline)?;
             if writer.dead {
                 continue;
             }
@@ -134,7 +141,7 @@ impl Store {
                 Room::Exhausted => {
                     drop(writer);
                     drop(guard);
-                    self.wait_for_room(&mut waiting)?;
+                    self.wait_for_room(&mut waiting, deadline)?;
                 }
             }
         };
@@ -338,14 +345,15 @@ impl Store {
                 limit_bytes: limit,
             });
         }
+        let deadline = options.deadline.map(|wait_max| Instant::now() + wait_max);
         self.pacing
-            .admit(bytes, self.buffer.used_bytes(), &self.counters);
+            .admit(bytes, self.buffer.used_bytes(), deadline, &self.counters)?;
         let mut waiting: Option<Instant> = None;
         let end = loop {
-            match self.try_write_batch(&operations)? {
+            match self.try_write_batch(&operations, deadline)? {
                 Attempt::Done(end) => break end,
                 Attempt::Replaced => {}
-                Attempt::Exhausted => self.wait_for_room(&mut waiting)?,
+                Attempt::Exhausted => self.wait_for_room(&mut waiting, deadline)?,
             }
         };
         if let Some(since) = waiting {
@@ -359,7 +367,7 @@ impl Store {
     }
 
     /// One attempt at a batch.
-    fn try_write_batch(&self, operations: &[Prepared<'_>]) -> Result<Attempt> {
+    fn try_write_batch(&self, operations: &[Prepared<'_>], deadline: Deadline) -> Result<Attempt> {
         let guard = crossbeam_epoch::pin();
         // Locks are taken in the order of the partitions' ranges, so batches cannot wait in a circle.
         let mut partitions: Vec<&Arc<Partition>> = operations
@@ -374,7 +382,7 @@ impl Store {
         partitions.dedup_by(|a, b| Arc::ptr_eq(a, b));
         let mut writers: Vec<MutexGuard<'_, Writer>> = Vec::with_capacity(partitions.len());
         for partition in &partitions {
-            let writer = partition.lock();
+            let writer = partition.lock_until(deadline)?;
             if writer.dead {
                 return Ok(Attempt::Replaced);
             }
@@ -612,8 +620,9 @@ impl Store {
         error
     }
 
-    /// Waits a moment for flushes to free space; an error if they cannot.
-    fn wait_for_room(&self, waiting: &mut Option<Instant>) -> Result<()> {
+    /// Waits a moment for flushes to free space; an error if they cannot, or not in time.
+    fn wait_for_room(&self, waiting: &mut Option<Instant>, deadline: Deadline) -> Result<()> {
+        check_deadline(deadline, ROOM_INTERVAL)?;
         let since = waiting.get_or_insert_with(Instant::now);
         self.health.check()?;
         if since.elapsed() > ROOM_WAIT_MAX {

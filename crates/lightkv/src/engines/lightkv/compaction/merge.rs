@@ -3,13 +3,13 @@
 use lightkv_table::{EntryKind, IteratorOptions, TableIterator, TableWriter};
 
 use super::plan::Plan;
-use crate::Result;
 use crate::engines::lightkv::manifest::TableMetadata;
 use crate::engines::lightkv::partition::Partition;
 use crate::engines::lightkv::snapshots::VersionFilter;
 use crate::engines::lightkv::store::Store;
 use crate::engines::lightkv::table_list::TableList;
 use crate::engines::lightkv::value_file::ValueReference;
+use crate::{Error, Result};
 
 impl Store {
     /// Writes what is still needed of the inputs, as one run.
@@ -30,6 +30,9 @@ impl Store {
         let older = TableList::new(plan.older.clone(), &partition.lower);
         let mut key = Vec::new();
         while let Some(first) = smallest(&inputs, partition.upper.as_deref()) {
+            if self.background.is_stopping() {
+                return Err(Error::Closed);
+            }
             key.clear();
             key.extend_from_slice(inputs[first].key());
             output.begin_key()?;

@@ -47,7 +47,16 @@ impl Store {
     /// Whether a partition's tables ask for a merge or a move. Not to be asked under the lock of the
     /// writers: it looks at all tables.
     pub(crate) fn wants_merge(&self, partition: &Partition, tables: &TableList) -> bool {
-        self.choose_plan(partition, tables).is_some()
+        let plan = self.choose_plan(partition, tables);
+        self.set_merge_debt(partition, plan.as_ref().map_or(0, merge_bytes));
+        plan.is_some()
+    }
+
+    /// Tells the admission of writes what a partition's tables ask for.
+    pub(crate) fn set_merge_debt(&self, partition: &Partition, bytes: u64) {
+        // Relaxed: each change is told once, whoever makes it.
+        let old = partition.merge_debt_bytes.swap(bytes, Ordering::Relaxed);
+        self.pacing.debt_changed(old, bytes);
     }
 
     /// Queues a partition whose tables ask for a merge. The caller holds its lock.
@@ -65,10 +74,9 @@ impl Store {
 
     /// Bytes of the inputs of the merge that a list of tables asks for.
     pub(crate) fn pending_merge_bytes(&self, partition: &Partition, tables: &TableList) -> u64 {
-        match self.choose_plan(partition, tables) {
-            Some(plan) if plan.action == Action::Merge => input_bytes(&plan),
-            _ => 0,
-        }
+        self.choose_plan(partition, tables)
+            .as_ref()
+            .map_or(0, merge_bytes)
     }
 
     /// Queues the merges that the last process left undone.
@@ -79,13 +87,14 @@ impl Store {
     }
 
     /// Queues a partition if its tables ask for a merge and nobody works on them.
-    fn consider_compaction(&self, partition: &Arc<Partition>) {
+    pub(crate) fn consider_compaction(&self, partition: &Arc<Partition>) {
         loop {
             let tables = partition.view(&crossbeam_epoch::pin()).tables.clone();
             let wants_merge = self.wants_merge(partition, &tables);
             let mut writer = partition.lock();
             if writer.dead {
                 drop(writer);
+                self.set_merge_debt(partition, 0);
                 let parts = self.parts_of(partition);
                 return parts.iter().for_each(|part| self.consider_compaction(part));
             }
@@ -97,34 +106,82 @@ impl Store {
         }
     }
 
-    /// Does the merge that a partition's tables ask for.
-    pub(crate) fn compact_partition(&self, partition: &Arc<Partition>) -> Result<()> {
-        let result = self.compact_once(partition);
-        if let Err(Error::NoSpace { .. }) = result {
-            return result; // the job stays queued, and with it the claim on the partition
+    /// Chooses and writes the merge that a claimed partition's tables ask for. Takes no lock that a writer
+    /// may wait for: the thread may have a low priority, and be put aside at any instruction.
+    pub(crate) fn prepare_compaction(&self, partition: &Arc<Partition>) -> Result<Installation> {
+        let tables = partition.view(&crossbeam_epoch::pin()).tables.clone();
+        let mut installation = Installation {
+            partition: partition.clone(),
+            plan: self.choose_plan(partition, &tables),
+            added: Vec::new(),
+            is_retaining: false,
+        };
+        let Some(plan) = &installation.plan else {
+            return Ok(installation);
+        };
+        if plan.action == Action::Merge {
+            match self.write_plan(partition, plan) {
+                Ok((added, is_retaining)) => {
+                    (installation.added, installation.is_retaining) = (added, is_retaining);
+                }
+                // The job is tried again, and keeps the claim on the partition.
+                Err(error @ Error::NoSpace { .. }) => return Err(error),
+                Err(error) => {
+                    partition.lock().compacting = false;
+                    return Err(error);
+                }
+            }
         }
-        self.end_claim(partition, result.is_ok());
-        result
+        Ok(installation)
     }
 
-    /// Moves what can be moved, and does at most one merge: other partitions wait.
-    fn compact_once(&self, partition: &Arc<Partition>) -> Result<()> {
-        loop {
-            let tables = partition.view(&crossbeam_epoch::pin()).tables.clone();
-            match self.choose_plan(partition, &tables) {
-                None => return Ok(()),
-                Some(plan) if plan.action == Action::Move => self.move_tables(partition, &plan)?,
-                Some(plan) => return self.merge(partition, &plan),
+    /// Records what was prepared, and gives the partition back.
+    pub(crate) fn install_compaction(&self, installation: &mut Installation) -> Result<()> {
+        let partition = installation.partition.clone();
+        if let Some(plan) = installation.plan.take() {
+            let added = std::mem::take(&mut installation.added);
+            let result = self.install(&partition, &plan, added, installation.is_retaining);
+            if let Err(Error::NoSpace { .. }) = result {
+                return result; // as above: all of it is done again
+            }
+            if result.is_err() {
+                partition.lock().compacting = false;
+                return result;
+            }
+        }
+        self.end_claim(&partition);
+        Ok(())
+    }
+
+    /// Removes what was prepared and will not be recorded any more.
+    pub(crate) fn discard_installations(&self) {
+        for installation in self.background.take_installations() {
+            for metadata in installation.added {
+                self.remove_unlisted(metadata);
+            }
+        }
+    }
+
+    /// Whether garbage that moments held back may be dropped now.
+    pub(crate) fn may_sweep(&self) -> bool {
+        // Relaxed: the next look comes soon.
+        self.has_retained_garbage.load(Ordering::Relaxed) && self.snapshots.none()
+    }
+
+    /// Considers the partitions whose garbage moments had held back.
+    pub(crate) fn sweep_retained_garbage(&self) {
+        self.has_retained_garbage.store(false, Ordering::Relaxed);
+        for partition in self.partitions() {
+            if partition.retained_garbage.swap(0, Ordering::Relaxed) > 0 {
+                self.consider_compaction(&partition);
             }
         }
     }
 
     /// Gives a partition back after a compaction, and queues it again if its tables ask for another.
-    fn end_claim(&self, partition: &Arc<Partition>, may_go_on: bool) {
+    fn end_claim(&self, partition: &Arc<Partition>) {
         partition.lock().compacting = false;
-        if may_go_on {
-            self.consider_compaction(partition);
-        }
+        self.consider_compaction(partition);
     }
 
     /// The partitions that took the place of a dead one.
@@ -154,7 +211,7 @@ impl Store {
                 continue;
             }
             let result = self.merge_all(&partition);
-            self.end_claim(&partition, true);
+            self.end_claim(&partition);
             result?;
         }
         Ok(())
@@ -167,50 +224,28 @@ impl Store {
         let mut plans = merge_clusters(tables.by_age(), &partition.lower, |_| true);
         plans.sort_by_key(|plan| std::cmp::Reverse(plan.older.len()));
         for plan in &plans {
-            self.merge(partition, plan)?;
+            let (added, is_retaining) = self.write_plan(partition, plan)?;
+            self.install(partition, plan, added, is_retaining)?;
         }
         Ok(())
     }
 
-    /// Writes the result of a merge, records it, and moves readers over.
-    fn merge(&self, partition: &Arc<Partition>, plan: &Plan) -> Result<()> {
+    /// Writes the result of a merge. Tells also whether moments were held, so that garbage may be left.
+    fn write_plan(&self, partition: &Partition, plan: &Plan) -> Result<(Vec<TableMetadata>, bool)> {
         // Moments held now or later need nothing older than the versions kept: later ones are newer than
         // all records of the inputs.
         let held = self.snapshots.list();
         let mut output = MergeOutput::new(self);
-        if let Err(error) = self.write_merge(partition, plan, &held, &mut output) {
-            // Nothing names the tables that were finished before.
-            for metadata in output.finished {
-                self.remove_unlisted(metadata);
+        match self.write_merge(partition, plan, &held, &mut output) {
+            Ok(()) => Ok((output.finished, !held.is_empty())),
+            Err(error) => {
+                // Nothing names the tables that were finished before.
+                for metadata in output.finished {
+                    self.remove_unlisted(metadata);
+                }
+                Err(error)
             }
-            return Err(error);
         }
-        self.install(partition, plan, output.finished)?;
-        let tables = partition.view(&crossbeam_epoch::pin()).tables.clone();
-        let retained_bytes = match held.is_empty() {
-            true => 0,
-            false => self.policy().garbage_bytes(
-                tables.by_age(),
-                &partition.lower,
-                partition.upper.as_deref(),
-            ),
-        };
-        // Relaxed: a hint, read by whoever considers the next merge.
-        partition
-            .retained_garbage
-            .store(retained_bytes, Ordering::Relaxed);
-        self.counters.compactions.fetch_add(1, Ordering::Relaxed);
-        collect_garbage();
-        Ok(())
-    }
-
-    /// Changes the weight of tables: a record of the manifest, no byte of theirs.
-    fn move_tables(&self, partition: &Arc<Partition>, plan: &Plan) -> Result<()> {
-        self.install(partition, plan, Vec::new())?;
-        self.counters
-            .table_moves
-            .fetch_add(plan.inputs.len() as u64, Ordering::Relaxed);
-        Ok(())
     }
 
     /// Makes the new list durable, then public.
@@ -219,6 +254,7 @@ impl Store {
         partition: &Arc<Partition>,
         plan: &Plan,
         added: Vec<TableMetadata>,
+        is_retaining: bool,
     ) -> Result<()> {
         let _installing = partition.installing.lock();
         let guard = crossbeam_epoch::pin();
@@ -244,17 +280,71 @@ impl Store {
         let flushed_through = partition.flushed_through.load(Ordering::Relaxed);
         self.commit_tables(partition, flushed_through, &tables, added)?;
         let tables = TableList::new(tables, &partition.lower);
-        let mut writer = partition.lock();
-        let mut view = partition.view(&guard).clone();
-        view.tables = tables;
-        partition.publish(&mut writer, view, &guard);
+        if plan.action == Action::Merge {
+            self.note_retained_garbage(partition, &tables, is_retaining);
+        }
+        {
+            let mut writer = partition.lock();
+            let mut view = partition.view(&guard).clone();
+            view.tables = tables;
+            partition.publish(&mut writer, view, &guard);
+        }
+        drop(guard);
+        let (counter, count) = match plan.action {
+            Action::Merge => (&self.counters.compactions, 1),
+            Action::Move => (&self.counters.table_moves, plan.inputs.len() as u64),
+        };
+        counter.fetch_add(count, Ordering::Relaxed);
+        collect_garbage();
         Ok(())
+    }
+
+    /// Notes the garbage that a merge had to keep for moments, so that it is not merged in vain.
+    fn note_retained_garbage(&self, partition: &Partition, tables: &TableList, is_retaining: bool) {
+        let retained_bytes = match is_retaining {
+            false => 0,
+            true => self.policy().garbage_bytes(
+                tables.by_age(),
+                &partition.lower,
+                partition.upper.as_deref(),
+            ),
+        };
+        // Relaxed: hints, read by whoever considers the next merge.
+        partition
+            .retained_garbage
+            .store(retained_bytes, Ordering::Relaxed);
+        if retained_bytes > 0 {
+            self.has_retained_garbage.store(true, Ordering::Relaxed);
+        }
     }
 }
 
-fn input_bytes(plan: &Plan) -> u64 {
-    plan.inputs
-        .iter()
-        .map(|listed| listed.table.metadata.file_len_bytes)
-        .sum()
+/// Bytes that a plan has to read.
+fn merge_bytes(plan: &Plan) -> u64 {
+    match plan.action {
+        Action::Move => 0,
+        Action::Merge => plan
+            .inputs
+            .iter()
+            .map(|listed| listed.table.metadata.file_len_bytes)
+            .sum(),
+    }
+}
+
+/// A change of a partition's tables that is written, and has to be recorded. It holds the claim on the
+/// partition (`compacting`).
+#[derive(Debug)]
+pub(crate) struct Installation {
+    partition: Arc<Partition>,
+    /// `None` if there was nothing to do.
+    plan: Option<Plan>,
+    added: Vec<TableMetadata>,
+    /// Whether moments were held while it was written.
+    is_retaining: bool,
+}
+
+impl Installation {
+    pub(crate) fn partition(&self) -> &Arc<Partition> {
+        &self.partition
+    }
 }
