@@ -2,6 +2,7 @@
 
 mod allocation;
 mod crash;
+mod dax;
 mod files;
 mod memory;
 
