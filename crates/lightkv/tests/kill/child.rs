@@ -9,9 +9,10 @@ use lightkv::{Db, WriteBatch, WriteOptions};
 
 use crate::model::{self, PendingChange, ThreadModel};
 use crate::plan::{Operation, Plan, THREADS};
-use crate::progress::{Phase, Progress};
+use crate::progress::{Listener, Phase, Progress};
 use crate::random::Random;
 use crate::setup::Setup;
+use crate::slowdown;
 
 /// Longest that a child writes if nobody kills it.
 const WRITE_DURATION_MAX: Duration = Duration::from_secs(20);
@@ -65,12 +66,7 @@ impl Task {
 
 /// Runs a task; panics if the store is not what it must be.
 pub(crate) fn run(task: &Task) {
-    // A panic of any thread, the store's own ones included, is a failure.
-    let print = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        print(panic);
-        std::process::abort();
-    }));
+    abort_on_panic();
     let setup = Setup::from_name(&task.setup);
     let progress = Progress::open(&task.directory);
     let plans: Vec<Plan> = (0..THREADS)
@@ -83,6 +79,8 @@ pub(crate) fn run(task: &Task) {
         .options(&task.pool)
         .open(task.directory.join("store"))
         .unwrap_or_else(|error| panic!("recovery failed: {error}"));
+    let medium = setup.check_medium(db.durability());
+    std::fs::write(task.directory.join("medium"), medium).expect("a note of the medium");
     progress.set_phase(Phase::Opened);
     let opened = start.elapsed();
     let mut random = Random::new(task.cycle_seed);
@@ -94,18 +92,41 @@ pub(crate) fn run(task: &Task) {
             start.elapsed() - opened
         );
     }
-    write(task, setup, &db, &plans, &progress, random);
+    let first: Vec<u64> = (0..THREADS)
+        .map(|thread| progress.thread(thread).started + 1)
+        .collect();
+    let duration = task
+        .close_after_ms
+        .map_or_else(|| WRITE_DURATION_MAX * slowdown(), Duration::from_millis);
+    write(
+        &db,
+        &plans,
+        &first,
+        &progress,
+        duration,
+        &task.directory,
+        random,
+    );
     if task.close_after_ms.is_some() {
         db.close().expect("close");
     }
 }
 
+/// Makes a panic of any thread, the store's own ones included, the end of the process.
+pub(crate) fn abort_on_panic() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        print(panic);
+        std::process::abort();
+    }));
+}
+
 /// Compares the whole store with the expected state, and finds out what became of writes in flight.
-fn check(
+pub(crate) fn check(
     db: &Db,
     plans: &[Plan],
     models: &[ThreadModel],
-    progress: &Progress,
+    listener: &dyn Listener,
     random: &mut Random,
 ) {
     let mut found = HashMap::new();
@@ -136,7 +157,7 @@ fn check(
         let pending = model.pending_changes(plan);
         if let Some(number) = model.pending {
             let is_applied = resolve(plan, thread, number, &pending, &found);
-            progress.resolve(thread, number, is_applied);
+            listener.resolve(thread, number, is_applied);
             for change in &pending {
                 let expected = if is_applied {
                     &change.after
@@ -237,33 +258,33 @@ fn resolve(
     after == changes.len()
 }
 
-fn write(
-    task: &Task,
-    setup: Setup,
+/// Lets all threads write from their first numbers on, and something else happen beside them.
+pub(crate) fn write(
     db: &Db,
     plans: &[Plan],
-    progress: &Progress,
+    first: &[u64],
+    listener: &dyn Listener,
+    duration: Duration,
+    directory: &Path,
     mut random: Random,
 ) {
-    let until = Instant::now()
-        + task
-            .close_after_ms
-            .map_or(WRITE_DURATION_MAX, Duration::from_millis);
+    let until = Instant::now() + duration;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let writers: Vec<_> = plans
             .iter()
+            .zip(first)
             .enumerate()
-            .map(|(thread, plan)| {
+            .map(|(thread, (plan, &first))| {
                 let random = Random::new(random.next());
                 scope.spawn(move || {
-                    write_thread(db, plan, thread, setup.can_sync(), progress, random, until);
+                    write_thread(db, plan, thread, first, listener, random, until);
                 })
             })
             .collect();
         let maintainer = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                maintain(db, &mut random, &task.directory);
+                maintain(db, &mut random, directory);
             }
         });
         for writer in writers {
@@ -278,19 +299,21 @@ fn write_thread(
     db: &Db,
     plan: &Plan,
     thread: usize,
-    can_sync: bool,
-    progress: &Progress,
+    first: u64,
+    listener: &dyn Listener,
     mut random: Random,
     until: Instant,
 ) {
-    let mut number = progress.thread(thread).started;
-    while Instant::now() < until {
-        number += 1;
+    let can_sync = db.durability().synced.is_some();
+    for number in first.. {
+        if Instant::now() >= until {
+            break;
+        }
         let operation = plan.operation(number);
-        progress.start(thread, number);
+        listener.start(thread, number);
         apply(db, plan, number, &operation, can_sync)
             .unwrap_or_else(|error| panic!("thread {thread}, operation {number}: {error}"));
-        progress.acknowledge(thread, number);
+        listener.acknowledge(thread, number);
         if random.once_in(8) {
             let index = operation.changes[0].0;
             let read = db

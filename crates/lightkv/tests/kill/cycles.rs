@@ -16,15 +16,19 @@ use crate::plan::{Plan, THREADS};
 use crate::progress::{Phase, Progress};
 use crate::random::{Random, mix};
 use crate::setup::{Medium, Setup, Size};
+use crate::slowdown;
 
 /// Cycles after which a new store is begun: killed first opens matter too.
 const CYCLES_OF_A_STORE: u64 = 50;
-/// A child that takes longer to open and check hangs.
+/// A child that takes longer to open and check hangs, on a usual machine.
 const HANG_AFTER: Duration = Duration::from_secs(60);
 /// SIGKILL.
 const KILL_SIGNAL: i32 = 9;
 /// How often the parent looks at the child.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
+/// Most that one poll adds to the time of a child: when this process was not running, perhaps the
+/// whole machine was not.
+const POLL_DURATION_MAX: Duration = Duration::from_millis(100);
 
 /// When a child is killed.
 #[derive(Clone, Copy, Debug)]
@@ -41,18 +45,21 @@ enum Moment {
 
 impl Moment {
     fn choose(random: &mut Random) -> Self {
+        let slowdown = u64::from(slowdown());
         match random.below(100) {
-            0..20 => Self::AfterStart(random.below(21)),
-            20..27 => Self::AfterOpen(random.below(5)),
-            27..35 => Self::Never(random.below(80)),
-            _ => Self::Writing(1 + random.below(120)),
+            0..20 => Self::AfterStart(random.below(20 * slowdown + 1)),
+            20..27 => Self::AfterOpen(random.below(5 * slowdown)),
+            27..35 => Self::Never(random.below(80 * slowdown)),
+            _ => Self::Writing(1 + random.below(120 * slowdown)),
         }
     }
 }
 
 /// What happened, for the report.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Totals {
+    /// What the store said about the medium that holds its fresh data.
+    medium: String,
     cycles: u64,
     killed_before_open: u64,
     killed_before_writes: u64,
@@ -65,8 +72,9 @@ impl std::fmt::Display for Totals {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             formatter,
-            "{} cycles (killed before open {}, before writes {}, in writes {}; closed {}), {} operations \
+            "{}; {} cycles (killed before open {}, before writes {}, in writes {}; closed {}), {} operations \
              acknowledged, in flight at a kill: {} found applied, {} not",
+            self.medium,
             self.cycles,
             self.killed_before_open,
             self.killed_before_writes,
@@ -161,12 +169,37 @@ fn run_store(setup: Setup, cycles: u64, seed: u64, totals: &mut Totals) {
             (Phase::Verified, None) => totals.killed_in_writes += 1,
         }
     }
+    // The last child has opened the store for certain.
+    totals.medium = fs::read_to_string(directory.path().join("medium")).expect("the medium");
+}
+
+/// How long a child is waited for, in time in which this process was running as well.
+struct Patience {
+    waited: Duration,
+    polled: Instant,
+}
+
+impl Patience {
+    fn new() -> Self {
+        Self {
+            waited: Duration::ZERO,
+            polled: Instant::now(),
+        }
+    }
+
+    /// Waits until the next poll; whether there should be none.
+    fn is_over(&mut self) -> bool {
+        std::thread::sleep(POLL_INTERVAL);
+        self.waited += self.polled.elapsed().min(POLL_DURATION_MAX);
+        self.polled = Instant::now();
+        self.waited > HANG_AFTER * slowdown()
+    }
 }
 
 /// Runs a child until its moment; how it ended by itself, if it did.
 fn run_child(task: &Task, progress: &Progress, moment: Moment) -> Option<ExitStatus> {
     let mut child = spawn(task);
-    let start = Instant::now();
+    let mut patience = Patience::new();
     let wanted = match moment {
         Moment::AfterStart(_) | Moment::Never(_) => Phase::Starting,
         Moment::AfterOpen(_) => Phase::Opened,
@@ -176,10 +209,9 @@ fn run_child(task: &Task, progress: &Progress, moment: Moment) -> Option<ExitSta
         if let Some(status) = child.try_wait().expect("the state of a child") {
             return Some(status);
         }
-        if start.elapsed() > HANG_AFTER {
+        if patience.is_over() {
             return Some(end_hanging(&mut child, &task.directory));
         }
-        std::thread::sleep(POLL_INTERVAL);
     }
     match moment {
         Moment::AfterStart(milliseconds)
@@ -198,10 +230,9 @@ fn run_child(task: &Task, progress: &Progress, moment: Moment) -> Option<ExitSta
             if let Some(status) = child.try_wait().expect("the state of a child") {
                 return Some(status);
             }
-            if start.elapsed() > HANG_AFTER {
+            if patience.is_over() {
                 return Some(end_hanging(&mut child, &task.directory));
             }
-            std::thread::sleep(POLL_INTERVAL);
         },
     }
 }
@@ -224,6 +255,10 @@ fn end_hanging(child: &mut Child, directory: &Path) -> ExitStatus {
     let status = child.wait().expect("the end of a child");
     let path = directory.join("output");
     let output = fs::read_to_string(&path).unwrap_or_default();
-    fs::write(path, format!("{output}no progress for {HANG_AFTER:?}\n")).expect("a note");
+    fs::write(
+        path,
+        format!("{output}no progress for {:?}\n", HANG_AFTER * slowdown()),
+    )
+    .expect("a note");
     status
 }

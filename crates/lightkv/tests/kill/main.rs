@@ -1,14 +1,24 @@
 //! Kills a writing process at random moments, again and again, and checks after each reopen that every
 //! acknowledged write is there, that a write in flight is there wholly or not at all, and nothing else.
 //!
-//! This program runs itself as the process that is killed. `LIGHTKV_KILL_CYCLES` sets how often each kind
-//! of store is killed, `LIGHTKV_KILL_SEED` the seed of all writes and moments (which instruction a moment
-//! meets is up to the machine). A failure names the seed and keeps the store.
+//! This program runs itself as the process that is killed. A failure names the seed and keeps the store.
+//! Environment variables set:
+//!
+//! - `LIGHTKV_KILL_CYCLES`: how often each kind of store is killed;
+//! - `LIGHTKV_KILL_SEED`: the seed of all writes and moments (which instruction a moment meets is up to the
+//!   machine);
+//! - `LIGHTKV_KILL_POOL`: a directory on a DAX file system, for one more kind of store. It is a failure if
+//!   what is there is not DAX;
+//! - `LIGHTKV_KILL_SLOWDOWN`: how many times slower than usual the machine is, for example because it is
+//!   emulated: moments and patience are stretched by that.
+//!
+//! `tools/dax-guest` runs this program in a machine with DAX, and also cuts that machine's power.
 
 mod child;
 mod cycles;
 mod model;
 mod plan;
+mod power_cut;
 mod progress;
 mod random;
 mod setup;
@@ -19,6 +29,8 @@ use setup::Medium;
 
 /// Tells the program that it is a child, and what to do.
 const TASK_VARIABLE: &str = "LIGHTKV_KILL_TASK";
+/// Tells the program that it is the one whose machine loses power, and what to do.
+const POWER_CUT_VARIABLE: &str = "LIGHTKV_POWER_CUT_TASK";
 /// Cycles of each kind of store without `LIGHTKV_KILL_CYCLES`.
 const CYCLES_DEFAULT: u64 = 24;
 
@@ -29,6 +41,12 @@ fn number_from_environment(name: &str, default: u64) -> u64 {
             .unwrap_or_else(|_| panic!("{name} is no number: {text:?}")),
         Err(_) => default,
     }
+}
+
+/// How many times slower than usual the machine is; at least 1.
+fn slowdown() -> u32 {
+    let slowdown = number_from_environment("LIGHTKV_KILL_SLOWDOWN", 1);
+    u32::try_from(slowdown.max(1)).expect("a slowdown of a few")
 }
 
 fn kill_loop(medium: Medium) {
@@ -47,6 +65,14 @@ fn child() {
     }
 }
 
+/// Not a test: the process on the machine whose power is cut.
+#[test]
+fn power_cut_child() {
+    if let Ok(task) = std::env::var(POWER_CUT_VARIABLE) {
+        power_cut::run(&task);
+    }
+}
+
 #[test]
 fn acknowledged_writes_survive_kills_with_a_journal() {
     kill_loop(Medium::Journal);
@@ -60,4 +86,13 @@ fn acknowledged_writes_survive_kills_with_a_pool_in_memory() {
 #[test]
 fn acknowledged_writes_survive_kills_with_a_pool_in_a_file() {
     kill_loop(Medium::PoolInFile);
+}
+
+#[test]
+fn acknowledged_writes_survive_kills_with_a_pool_on_dax() {
+    if setup::dax_directory().is_none() {
+        eprintln!("skipped: LIGHTKV_KILL_POOL names no directory on a DAX file system");
+        return;
+    }
+    kill_loop(Medium::PoolOnDax);
 }

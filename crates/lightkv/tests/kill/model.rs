@@ -34,10 +34,12 @@ impl ThreadModel {
         }
     }
 
-    fn apply(&mut self, plan: &Plan, number: u64) {
+    /// Takes over an operation that happened, the next one.
+    pub(crate) fn apply(&mut self, plan: &Plan, number: u64) {
         for (index, _) in plan.operation(number).changes {
             self.last[index] = number;
         }
+        self.through = number;
     }
 
     /// Takes over what a dead child has told.
@@ -60,7 +62,6 @@ impl ThreadModel {
             self.apply(plan, number);
             counts.acknowledged += 1;
         }
-        self.through = self.through.max(progress.acknowledged);
         if progress.started > self.through {
             assert_eq!(
                 progress.started,

@@ -32,6 +32,16 @@ pub(crate) struct ThreadProgress {
     pub(crate) resolved: u64,
 }
 
+/// Is told how far the writers have come.
+pub(crate) trait Listener: Sync {
+    /// A write begins.
+    fn start(&self, thread: usize, number: u64);
+    /// A write has returned.
+    fn acknowledge(&self, thread: usize, number: u64);
+    /// A write that was in flight when the last process died was found applied, or not.
+    fn resolve(&self, thread: usize, number: u64, is_applied: bool);
+}
+
 /// The files.
 #[derive(Debug)]
 pub(crate) struct Progress {
@@ -83,16 +93,18 @@ impl Progress {
             resolved: read(file, 16),
         }
     }
+}
 
-    pub(crate) fn start(&self, thread: usize, number: u64) {
+impl Listener for Progress {
+    fn start(&self, thread: usize, number: u64) {
         write(&self.threads[thread], number, 0);
     }
 
-    pub(crate) fn acknowledge(&self, thread: usize, number: u64) {
+    fn acknowledge(&self, thread: usize, number: u64) {
         write(&self.threads[thread], number, 8);
     }
 
-    pub(crate) fn resolve(&self, thread: usize, number: u64, is_applied: bool) {
+    fn resolve(&self, thread: usize, number: u64, is_applied: bool) {
         write(
             &self.threads[thread],
             number * 2 + u64::from(is_applied),

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lightkv::{Options, Tuning};
+use lightkv::{Durability, Granularity, Options, Tuning};
 
 /// Where fresh data lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +13,22 @@ pub(crate) enum Medium {
     PoolInMemory,
     /// A pool in an ordinary file.
     PoolInFile,
+    /// A pool on a DAX file system.
+    PoolOnDax,
+}
+
+impl Medium {
+    const ALL: [Self; 4] = [
+        Self::Journal,
+        Self::PoolInMemory,
+        Self::PoolInFile,
+        Self::PoolOnDax,
+    ];
+}
+
+/// Where the directory of a pool on DAX is made, if the caller has such a file system.
+pub(crate) fn dax_directory() -> Option<PathBuf> {
+    std::env::var_os("LIGHTKV_KILL_POOL").map(PathBuf::from)
 }
 
 /// How large the store's parts are.
@@ -38,6 +54,7 @@ impl Setup {
             Medium::Journal => "journal",
             Medium::PoolInMemory => "pool-in-memory",
             Medium::PoolInFile => "pool-in-file",
+            Medium::PoolOnDax => "pool-on-dax",
         };
         let size = match self.size {
             Size::Small => "small",
@@ -48,7 +65,7 @@ impl Setup {
 
     pub(crate) fn from_name(name: &str) -> Self {
         let mut all = Vec::new();
-        for medium in [Medium::Journal, Medium::PoolInMemory, Medium::PoolInFile] {
+        for medium in Medium::ALL {
             all.extend([Size::Small, Size::Default].map(|size| Self { medium, size }));
         }
         *all.iter()
@@ -64,17 +81,41 @@ impl Setup {
         }
     }
 
-    pub(crate) fn can_sync(self) -> bool {
-        self.medium != Medium::PoolInMemory
+    /// What the store says of its medium. Panics if that is less than was asked for: a test of DAX on
+    /// anything else proves nothing.
+    pub(crate) fn check_medium(self, durability: Durability) -> String {
+        let is_as_asked = match self.medium {
+            Medium::Journal => durability.medium == "journal",
+            // Either directory may lie on either kind of file system, as the machine has it.
+            Medium::PoolInMemory | Medium::PoolInFile => {
+                matches!(durability.medium, "tmpfs" | "file")
+            }
+            Medium::PoolOnDax => {
+                durability.medium == "dax"
+                    && matches!(
+                        durability.granularity,
+                        Some(Granularity::CacheLine | Granularity::Byte)
+                    )
+            }
+        };
+        assert!(
+            is_as_asked,
+            "{:?} was asked for, the store runs on {durability:?}",
+            self.medium
+        );
+        match durability.granularity {
+            Some(granularity) => format!("{}, granularity {granularity:?}", durability.medium),
+            None => durability.medium.into(),
+        }
     }
 
     /// Where the pool's files are kept.
     pub(crate) fn pool_parent(self) -> PathBuf {
         let memory = Path::new("/dev/shm");
-        if self.medium == Medium::PoolInMemory && memory.is_dir() {
-            memory.into()
-        } else {
-            std::env::temp_dir()
+        match self.medium {
+            Medium::PoolInMemory if memory.is_dir() => memory.into(),
+            Medium::PoolOnDax => dax_directory().expect("a directory on DAX"),
+            _ => std::env::temp_dir(),
         }
     }
 
