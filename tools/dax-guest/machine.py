@@ -173,7 +173,7 @@ class Machine:
         base: bytes,
         images: tuple[pathlib.Path, pathlib.Path],
         command: str,
-        persistence: str = "mem-ctrl",
+        persistence: str,
     ) -> None:
         """Boots with the images of persistent memory and disk, and runs a shell command in the guest."""
         pmem, disk = images

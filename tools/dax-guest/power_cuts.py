@@ -163,10 +163,9 @@ def cut_again_and_again(
                     if wanted and machine.result() != 98:
                         raise Failure(f"ended by itself while {step}")
                 except Failure as failure:
-                    console = "\n    ".join(machine.lines[-40:])
                     raise Failure(
                         f"{store.setup}, seed {seed}, store {number}, start {cut}: {failure}\n"
-                        f"    {console}\nimages kept: {images[0]}, {images[1]}"
+                        f"{console_of(machine)}\nimages kept: {images[0]}, {images[1]}"
                     ) from failure
             if cut < count:
                 totals["starts"] += 1
@@ -176,6 +175,14 @@ def cut_again_and_again(
         report(totals, number, medium, begin)
     for image in images:
         image.unlink()
+
+
+def console_of(machine: Machine) -> str:
+    """What is worth reading: from a panic on, or the end."""
+    lines = machine.lines
+    panics = [number for number, line in enumerate(lines) if "panicked at" in line]
+    shown = lines[panics[0] :][:80] if panics else lines[-40:]
+    return "\n".join(f"    {line}" for line in shown)
 
 
 def report(totals: collections.Counter, stores: int, medium: str, begin: float) -> None:

@@ -30,6 +30,9 @@ TARGET = "x86_64-unknown-linux-gnu"
 # Package, and the test binary of it that runs in the guest.
 BINARIES = [("lightkv-pmem", "it"), ("lightkv", "kill")]
 
+# What of the platform is persistent, as QEMU calls it, and what that makes of its memory.
+GRANULARITIES = {"mem-ctrl": "cache-line", "cpu": "byte"}
+
 PMEM_BYTES = 384 << 20
 DISK_BYTES = 1 << 30
 # Longest that the guest may be silent: for that of a test, and of 100 kills.
@@ -62,7 +65,7 @@ def build_one(work: pathlib.Path, package: str, test: str) -> pathlib.Path:
 
 def pool_tests(start, images: tuple[pathlib.Path, pathlib.Path]) -> None:
     """The pool's tests, on a platform that loses its caches with the power and on one that does not."""
-    for persistence, granularity in [("mem-ctrl", "cache-line"), ("cpu", "byte")]:
+    for persistence, granularity in GRANULARITIES.items():
         print(f"==> pool tests, persistence domain {persistence}", flush=True)
         # One test after the other: one of them fills the file system. Those of the emulated medium touch
         # no DAX, and take most of the time.
@@ -96,6 +99,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cuts", type=int, default=10, help="power cuts (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of writes and moments (default %(default)s)")
     parser.add_argument(
+        "--persistence",
+        choices=list(GRANULARITIES),
+        default="mem-ctrl",
+        help="what the platform of kills and cuts saves when power goes: only what has reached the memory "
+        "controller (granularity CacheLine, the default), or the caches too (Byte)",
+    )
+    parser.add_argument(
         "--skip-pool-tests", action="store_true", help="only kills and cuts, for long runs of them"
     )
     return parser.parse_args()
@@ -120,7 +130,7 @@ def run(options: argparse.Namespace) -> None:
     kernel = fetch_kernel(work)
     print("==> build", flush=True)
     base = first_file_system(kernel, build(work))
-    start = functools.partial(Machine, work, kernel, base)
+    start = functools.partial(Machine, work, kernel, base, persistence=options.persistence)
 
     print("==> first boot", flush=True)
     templates = (work / "pmem.img", work / "disk.img")
