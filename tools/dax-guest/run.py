@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -157,6 +158,8 @@ def run(options: argparse.Namespace) -> None:
 
 def main() -> None:
     options = arguments()
+    # An ordinary end, so that the machine is ended as well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         run(options)
     except Skip as skip:
