@@ -366,7 +366,8 @@ impl Background {
                 queue.compactions.extend(job.merging().cloned());
                 queue.compactions_resume = Some(Instant::now() + COMPACTION_RETRY_INTERVAL);
             }
-            Err(Error::Closed) if queue.stopped => {}
+            // A merge that was given up.
+            Err(Error::Closed) if self.is_stopping() => {}
             Err(Error::NoSpace { path }) if !matches!(job, Job::Flush(_)) => {
                 // Growing ahead and recycling are tried again by themselves; a writer that really needs the
                 // space meets the error itself.

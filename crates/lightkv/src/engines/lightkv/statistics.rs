@@ -82,7 +82,7 @@ impl Store {
                 levels.index_bytes_memory += leaf.index.memory_bytes() as u64;
                 levels.pending_bytes += leaf.segment.bytes();
             }
-            levels.pending_bytes += self.pending_merge_bytes(partition, &view.tables);
+            levels.pending_bytes += partition.merge_debt_bytes.load(Ordering::Relaxed);
         }
         let value_bytes: u64 = self
             .vfs

@@ -72,13 +72,6 @@ impl Store {
         }
     }
 
-    /// Bytes of the inputs of the merge that a list of tables asks for.
-    pub(crate) fn pending_merge_bytes(&self, partition: &Partition, tables: &TableList) -> u64 {
-        self.choose_plan(partition, tables)
-            .as_ref()
-            .map_or(0, merge_bytes)
-    }
-
     /// Queues the merges that the last process left undone.
     pub(crate) fn queue_pending_compactions(&self) {
         for partition in self.partitions() {

@@ -285,3 +285,33 @@ fn lengths_beyond_the_payload_are_refused_without_taking_memory() {
     );
     assert!(decode_edits(&[2, 1, 0x40, 0, 0, 0xa5]).is_err());
 }
+
+/// A manifest of the first format has no key statistics: all keys of its tables count as different.
+#[test]
+fn tables_of_version_1_are_read() {
+    let payload = [
+        &[1, 7, 9, 1, 0, 6, 50, 40, 0, 0][..],
+        // One table: number 5, 4096 bytes, 12 entries, 3 tombstones, sequence numbers 1 to 30, keys a to b.
+        &[1, 5, 0x80, 0x20, 12, 3, 1, 30, 1, b'a', 1, b'b', 0],
+        // One partition: everything, flushed through 30, the table with weight 2.
+        &[1, 0, 30, 1, 5, 2, 0xa5],
+    ]
+    .concat();
+    let state = decode_snapshot(&payload).unwrap();
+    state.check().unwrap();
+    let table = &state.tables[&5];
+    assert_eq!((table.entries, table.tombstones), (12, 3));
+    assert_eq!((table.distinct_keys, &table.sketch), (12, &None));
+    assert_eq!(table.largest_key, b"b");
+    let mut edit = vec![2, 1, 0, 1, 8];
+    edit.extend([100, 9, 0, 31, 40, 1, b'c', 1, b'd', 0, 0, 0xa5]);
+    let edits = decode_edits(&edit).unwrap();
+    assert_eq!(edits[0].added_tables[0].distinct_keys, 9);
+    assert_eq!(edits[0].added_tables[0].max_sequence, 40);
+    // Written anew it is of the present format, and means the same.
+    let record = encode_snapshot(&state);
+    assert_eq!(
+        decode_snapshot(&record[RECORD_HEADER_LEN_BYTES..]).unwrap(),
+        state
+    );
+}
