@@ -3,7 +3,8 @@
 //! STRUCTURE. One cache holds both, so that they compete for one capacity by how often they are used. A get
 //! leaves the record it found, not the block around it: with skewed reads a block of 4 KiB is kept for one
 //! record of it. Blocks come from scans, from the index, and from gets as long as the cache could hold all
-//! tables anyway, because then neighbours cost nothing and save their own reads.
+//! tables anyway, because then neighbours cost nothing and save their own reads. Where there is room for both,
+//! gets leave records of cached blocks, too.
 //!
 //! INVARIANTS. Keys name a table and a place or hash in it. Tables never change and their numbers are never
 //! used again, so nothing that is cached can become wrong; what belongs to dropped tables is only useless and
@@ -146,6 +147,14 @@ impl TableCache {
         let table_bytes = self.open_table_bytes.load(Ordering::Relaxed);
         // Entries of blocks of the smallest usual size cost a few per cent more than the file.
         table_bytes + table_bytes / 8 <= self.capacity_bytes()
+    }
+
+    /// Whether there is room for the records of all open tables beside their blocks. Then gets leave both:
+    /// a record is found faster than its place in a block.
+    pub(crate) fn holds_all_twice(&self) -> bool {
+        let table_bytes = self.open_table_bytes.load(Ordering::Relaxed);
+        // Entries of short records are longer than the records.
+        table_bytes * 3 <= self.capacity_bytes()
     }
 
     #[inline]
@@ -312,10 +321,13 @@ mod tests {
         let cache = TableCache::new(10 << 20);
         cache.table_opened(8 << 20);
         assert!(cache.holds_all_tables());
+        assert!(!cache.holds_all_twice());
         cache.table_opened(8 << 20);
         assert!(!cache.holds_all_tables());
         cache.table_closed(8 << 20);
         assert!(cache.holds_all_tables());
+        cache.table_closed(5 << 20);
+        assert!(cache.holds_all_twice());
     }
 
     #[test]

@@ -233,11 +233,15 @@ impl TableReader {
         };
         let mut first = true;
         loop {
-            let (place, from_file) = self.search_block(block, key, max_sequence, fill_cache)?;
+            let (place, is_worth_caching) =
+                self.search_block(block, key, max_sequence, fill_cache)?;
             match place {
                 InBlock::Found(found) => {
                     // Only the newest version may stand for its key.
-                    if fill_cache && from_file && max_sequence >= self.properties.max_sequence {
+                    if fill_cache
+                        && is_worth_caching
+                        && max_sequence >= self.properties.max_sequence
+                    {
                         self.shared
                             .cache
                             .insert_record(self.table_id, hash, key, &found);
@@ -255,7 +259,7 @@ impl TableReader {
         }
     }
 
-    /// What one block knows of a key, and whether the block was read for that and not cached.
+    /// What one block knows of a key, and whether what was found should be cached beside the block.
     fn search_block(
         &self,
         block: u32,
@@ -268,7 +272,8 @@ impl TableReader {
         let cache = &self.shared.cache;
         let damaged = |damage| self.damage(damage, offset);
         if let Some(cached) = cache.block((self.table_id, offset)) {
-            return Ok((find(cached.payload()).map_err(damaged)?, false));
+            let found = find(cached.payload()).map_err(damaged)?;
+            return Ok((found, cache.holds_all_twice()));
         }
         if fill_cache && cache.holds_all_tables() {
             let loaded = self.read_stored(offset, len, true)?;

@@ -78,10 +78,11 @@ fn a_cached_block_is_not_read_again() {
         [reads(false), reads(false), reads(true), reads(true)],
         [1, 1, 1, 0]
     );
-    assert!(shared.cache_bytes() > 0);
+    // Where there is room for both, the second get of a cached block leaves the record, too.
+    assert!(shared.cache_bytes() > 4096);
     reader.forget_blocks();
-    assert_eq!(shared.cache_bytes(), 0);
-    assert_eq!(reads(true), 1);
+    assert!((1..500).contains(&shared.cache_bytes()));
+    assert_eq!(reads(true), 0);
 }
 
 #[test]

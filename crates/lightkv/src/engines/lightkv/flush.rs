@@ -215,11 +215,11 @@ impl Store {
     /// Writes what is still needed of a frozen leaf. `below` are the tables under it: merges may replace
     /// them meanwhile, but never bring a key to where none of them has one.
     fn write_leaf(&self, leaf: &Leaf, below: &TableList, held: &[u64]) -> Result<Flushed> {
-        let sorted = leaf.sorted(&self.buffer);
+        let sorted = leaf.sorted(&self.buffer).whole(&self.buffer);
         let mut flushed = Flushed::default();
         let mut writer: Option<TableWriter> = None;
         let mut versions = Vec::new();
-        for entry in sorted.entries() {
+        for entry in sorted.iter() {
             self.versions_of(
                 entry.offset,
                 held,

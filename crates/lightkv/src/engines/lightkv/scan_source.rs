@@ -7,7 +7,7 @@ use lightkv_vfs::{PendingReads, ReadRequest};
 
 use super::partition::Leaf;
 use super::run_source::RunSource;
-use super::sorted_view::SortedView;
+use super::sorted_view::{SortedRun, lower_bound};
 use super::store::Store;
 use super::table_list::TableList;
 use super::table_set::Table;
@@ -241,11 +241,11 @@ impl ScanSource {
     }
 }
 
-/// A leaf's sorted view and a place in it.
+/// A run of a leaf's sorted view and a place in it.
 pub(crate) struct LeafSource {
     /// Keeps the records that the view points to.
     leaf: Arc<Leaf>,
-    view: Arc<SortedView>,
+    run: Arc<SortedRun>,
     direction: Direction,
     sequence_max: u64,
     /// Forward: index of the present entry. Backward: index after it.
@@ -257,19 +257,33 @@ pub(crate) struct LeafSource {
 }
 
 impl LeafSource {
+    /// Places a walk in a leaf, behind the sources that there are: one source for each run of its sorted
+    /// view that has keys of the walk, newest first.
+    pub(crate) fn add(
+        sources: &mut Vec<ScanSource>,
+        store: &Store,
+        leaf: &Arc<Leaf>,
+        walk: Walk<'_>,
+    ) {
+        for run in leaf.sorted(&store.buffer).runs() {
+            let source = Self::new(store, leaf.clone(), run.clone(), walk);
+            if source.current.is_some() {
+                sources.push(ScanSource::Leaf(source));
+            }
+        }
+    }
+
     /// At the first key of the walk.
-    pub(crate) fn new(store: &Store, leaf: Arc<Leaf>, walk: Walk<'_>) -> Self {
-        let view = leaf.sorted(&store.buffer);
-        let base = leaf.index.slice_base_bytes() as usize;
+    fn new(store: &Store, leaf: Arc<Leaf>, run: Arc<SortedRun>, walk: Walk<'_>) -> Self {
         let at = match (walk.start, walk.direction) {
-            (Some(start), _) => view.lower_bound(start, base, &store.buffer),
+            (Some(start), _) => lower_bound(&run, start, &leaf, &store.buffer),
             (None, Direction::Forward) => 0,
-            (None, Direction::Backward) => view.entries().len(),
+            (None, Direction::Backward) => run.len(),
         };
         let (key, current) = (Vec::new(), None);
         let mut source = Self {
             leaf,
-            view,
+            run,
             direction: walk.direction,
             sequence_max: walk.sequence_max,
             at,
@@ -296,7 +310,7 @@ impl LeafSource {
                 Direction::Forward => Some(self.at),
                 Direction::Backward => self.at.checked_sub(1),
             };
-            let Some(entry) = index.and_then(|index| self.view.entries().get(index)) else {
+            let Some(entry) = index.and_then(|index| self.run.get(index)) else {
                 return;
             };
             if let Some((record, offset)) = store.version_offset_at(entry.offset, self.sequence_max)

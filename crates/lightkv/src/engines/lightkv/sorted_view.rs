@@ -1,7 +1,9 @@
 //! A leaf's unflushed records in key order, for scans and flushes.
 //!
-//! Built from the hash table at the first scan, kept, and brought up to date by merging what was
-//! appended since: a short scan never sorts the leaf anew.
+//! Built from the hash table at the first scan, kept, and brought up to date with what was appended since: a
+//! short scan never sorts the leaf anew, and beside a writer it does not copy it either. What is new becomes
+//! a run of its own; runs of similar length are merged ([`RUN_GROWTH`]), so there are few, and each entry is
+//! copied a few times in its life however often the leaf is scanned.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -16,11 +18,32 @@ pub(crate) struct SortedEntry {
     pub(crate) offset: u64,
 }
 
-/// An immutable ordered list of the newest records of a leaf's keys at one time.
+/// An ordered list of records, the newest of each key among those it was made of.
+pub(crate) type SortedRun = Vec<SortedEntry>;
+
+/// The records of a leaf's keys at one time. Immutable.
 #[derive(Debug, Default)]
 pub(crate) struct SortedView {
-    entries: Vec<SortedEntry>,
+    /// Oldest first: of a key in several runs the newest record is in the last of them.
+    runs: Vec<Arc<SortedRun>>,
     position: SegmentPosition,
+}
+
+/// A run is merged with the one before it unless that is more than so many times as long.
+const RUN_GROWTH: usize = 4;
+
+/// How many of the last runs a new one is merged with.
+fn runs_to_merge(lens: &[usize], new_len: usize) -> usize {
+    let mut len = new_len;
+    let mut count = 0;
+    for run_len in lens.iter().rev() {
+        if *run_len > RUN_GROWTH * len {
+            break;
+        }
+        len += run_len;
+        count += 1;
+    }
+    count
 }
 
 /// Eight bytes of a key from `base` on, as a number that orders like them.
@@ -59,7 +82,8 @@ impl SortedView {
                     });
                 });
                 sort(&mut entries, buffer);
-                Arc::new(Self { entries, position })
+                let runs = vec![Arc::new(entries)];
+                Arc::new(Self { runs, position })
             }
             Some(older) => {
                 let mut fresh = Vec::new();
@@ -75,37 +99,56 @@ impl SortedView {
                     return older.clone();
                 }
                 sort(&mut fresh, buffer);
-                Arc::new(Self {
-                    entries: merge(&older.entries, &fresh, buffer),
-                    position,
-                })
+                let mut runs = older.runs.clone();
+                let lens: Vec<usize> = runs.iter().map(|run| run.len()).collect();
+                for _ in 0..runs_to_merge(&lens, fresh.len()) {
+                    if let Some(before) = runs.pop() {
+                        fresh = merge(&before, &fresh, buffer);
+                    }
+                }
+                runs.push(Arc::new(fresh));
+                Arc::new(Self { runs, position })
             }
         }
     }
 
-    pub(crate) fn entries(&self) -> &[SortedEntry] {
-        &self.entries
+    /// The runs, newest first.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = &Arc<SortedRun>> {
+        self.runs.iter().rev()
+    }
+
+    /// All records in one run.
+    pub(crate) fn whole(&self, buffer: &WriteBuffer) -> Arc<SortedRun> {
+        match &self.runs[..] {
+            [] => Arc::default(),
+            [only] => only.clone(),
+            [runs @ .., last] => Arc::new(
+                runs.iter()
+                    .rev()
+                    .fold(last.to_vec(), |newer, older| merge(older, &newer, buffer)),
+            ),
+        }
     }
 
     /// Memory used, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        (self.entries.capacity() * size_of::<SortedEntry>()) as u64
+        let entries: usize = self.runs.iter().map(|run| run.capacity()).sum();
+        (entries * size_of::<SortedEntry>()) as u64
     }
+}
 
-    /// Index of the first entry whose key is at least `key`.
-    pub(crate) fn lower_bound(&self, key: &[u8], base: usize, buffer: &WriteBuffer) -> usize {
-        let prefix = key_prefix(key, base);
-        self.entries.partition_point(|entry| {
-            // A key that differs before `base` from the leaf's common prefix is decided by full keys.
-            // SAFETY: the view's holder holds the leaf, which holds the record's run.
-            let own = unsafe { buffer.record(entry.offset) }.key;
-            if own.get(..base) == key.get(..base) && entry.prefix != prefix {
-                entry.prefix < prefix
-            } else {
-                own < key
-            }
-        })
-    }
+/// Index of the first entry of a leaf's run whose key is at least `key`.
+pub(crate) fn lower_bound(run: &SortedRun, key: &[u8], leaf: &Leaf, buffer: &WriteBuffer) -> usize {
+    // Another prefix than the leaf's orders by the prefix, which only whole keys show.
+    let is_comparable = leaf.shares_prefix(key);
+    let prefix = key_prefix(key, leaf.index.slice_base_bytes() as usize);
+    run.partition_point(|entry| {
+        if is_comparable && entry.prefix != prefix {
+            return entry.prefix < prefix;
+        }
+        // SAFETY: the caller holds the leaf, which holds the record's run.
+        unsafe { buffer.record(entry.offset) }.key < key
+    })
 }
 
 /// Orders by key, then newest first.
@@ -166,4 +209,46 @@ fn key_order(a: &SortedEntry, b: &SortedEntry, buffer: &WriteBuffer) -> Ordering
         let (a, b) = unsafe { (buffer.record(a.offset), buffer.record(b.offset)) };
         a.key.cmp(b.key)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Entries copied by so many refreshes of one new record each, and the most runs there were.
+    fn cost(refreshes: usize) -> (usize, usize) {
+        let (mut lens, mut copied, mut runs_max) = (vec![10_000], 0, 0);
+        for _ in 0..refreshes {
+            let merged = runs_to_merge(&lens, 1);
+            let len = 1 + lens.split_off(lens.len() - merged).iter().sum::<usize>();
+            copied += len;
+            lens.push(len);
+            runs_max = runs_max.max(lens.len());
+        }
+        assert_eq!(lens.iter().sum::<usize>(), 10_000 + refreshes);
+        (copied, runs_max)
+    }
+
+    #[test]
+    fn a_refresh_copies_little_and_leaves_few_runs() {
+        let refreshes = 30_000;
+        let (copied, runs_max) = cost(refreshes);
+        assert!(copied < 40 * refreshes, "{copied} for {refreshes}");
+        assert!(runs_max <= 8, "{runs_max} runs");
+    }
+
+    #[test]
+    fn prefixes_order_like_keys() {
+        let keys: [&[u8]; 6] = [
+            b"ab",
+            b"ab\0",
+            b"ab\0\0\x01",
+            b"aba",
+            b"abz",
+            b"abzzzzzzzzzz",
+        ];
+        for pair in keys.windows(2) {
+            assert!(key_prefix(pair[0], 2) <= key_prefix(pair[1], 2), "{pair:?}");
+        }
+    }
 }
