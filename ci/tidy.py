@@ -22,6 +22,8 @@ UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|X" r"XX)\b|\b(to" r"do|unimple" 
 # Where unsafe code may stand, and for what. Everything else is safe Rust.
 RECORDS = "reads records of the buffer, whose space an epoch guard keeps"
 UNSAFE = {
+    "crates/bench-peers/src/stores/leveldb/bindings.rs": "declares and calls LevelDB's C interface",
+    "crates/bench-peers/src/stores/lmdb.rs": "opens LMDB's map",
     "crates/bench/src/clock.rs": "reads the time stamp counter",
     "crates/checksum/src/lib.rs": "calls the processor's checksum instructions",
     "crates/journal/src/mapped.rs": "stores into mapped journal files",

@@ -1,0 +1,239 @@
+//! The tables.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use crate::results::summary::{Figure, Metric, Summary};
+use crate::results::verdict::{Line, number};
+use crate::stores::StoreKind;
+
+/// The whole report.
+pub(crate) fn render(
+    summary: &Summary,
+    lines: &[Line],
+    settings: &Value,
+    machine: &Value,
+    complete: bool,
+) -> String {
+    let mut text = String::from("# LightKV beside its peers\n\n");
+    let facts = |object: &Value| -> String {
+        let Some(object) = object.as_object() else {
+            return object.to_string();
+        };
+        let fact = |(name, value): (&String, &Value)| match value {
+            Value::String(value) => format!("{} {value}", name.replace('_', " ")),
+            value => format!("{} {value}", name.replace('_', " ")),
+        };
+        object.iter().map(fact).collect::<Vec<_>>().join(", ")
+    };
+    paragraph(&mut text, &format!("Machine: {}.", facts(machine)));
+    paragraph(&mut text, &format!("Settings: {}.", facts(settings)));
+    if !complete {
+        paragraph(
+            &mut text,
+            "**Not everything was measured yet; the same command goes on.**",
+        );
+    }
+    if summary.parts().iter().any(|part| !part.limited) && settings["memory_limit_bytes"].is_u64() {
+        paragraph(
+            &mut text,
+            "**Memory was not limited in every part, because this machine did not permit it.**",
+        );
+    }
+    for complaint in summary.complaints() {
+        paragraph(&mut text, &format!("**{complaint}**"));
+    }
+    text.push_str("## Line by line\n\n| figure | target | measured | |\n|---|---|---|---|\n");
+    for line in lines {
+        let _infallible = writeln!(
+            text,
+            "| {} | {} | {} | {} |",
+            line.figure,
+            line.target,
+            line.measured,
+            line.verdict()
+        );
+    }
+    text.push_str(
+        "\nMedians of all rounds, lowest to highest in brackets. Latencies in microseconds. Write amplification: all \
+         writes of the device (those of the process), settled. Memory: peak resident.\n",
+    );
+    for step in summary.steps() {
+        let _infallible = write!(text, "\n## {step}\n\n");
+        table(&mut text, summary, step);
+    }
+    text
+}
+
+fn paragraph(text: &mut String, sentence: &str) {
+    text.push_str(sentence);
+    text.push_str("\n\n");
+}
+
+fn table(text: &mut String, summary: &Summary, step: &str) {
+    let figure = |store: &str, metric| summary.figure(store, step, metric);
+    let measured = |metric| {
+        let mut stores = summary.stores().into_iter();
+        stores.any(|store| figure(store, metric).is_some())
+    };
+    let kinds: Vec<_> = [
+        (
+            "read",
+            [
+                Metric::ReadP50,
+                Metric::ReadP99,
+                Metric::ReadP999,
+                Metric::ReadMax,
+            ],
+        ),
+        (
+            "write",
+            [
+                Metric::WriteP50,
+                Metric::WriteP99,
+                Metric::WriteP999,
+                Metric::WriteMax,
+            ],
+        ),
+        (
+            "scan",
+            [
+                Metric::ScanP50,
+                Metric::ScanP99,
+                Metric::ScanP999,
+                Metric::ScanMax,
+            ],
+        ),
+    ]
+    .into_iter()
+    .filter(|(_, metrics)| measured(metrics[0]))
+    .collect();
+    let writes = measured(Metric::ProcessAmplification) || measured(Metric::DeviceAmplification);
+    let slowest = measured(Metric::SlowestSecondOps);
+
+    let mut head = vec![
+        "store".to_owned(),
+        "operations a second".into(),
+        "x RocksDB".into(),
+        "x best peer".into(),
+    ];
+    if slowest {
+        head.push("slowest second".into());
+    }
+    for (kind, _) in &kinds {
+        head.push(format!("{kind} p50 / p99 / p99.9 / longest"));
+    }
+    if writes {
+        head.push("write amplification".into());
+    }
+    head.extend(["space, GB", "memory, MB", "processor s"].map(String::from));
+    row(text, &head);
+    row(text, &vec!["---".to_owned(); head.len()]);
+
+    let throughput = |store: &str| figure(store, Metric::OpsPerSecond);
+    let rocksdb = throughput(StoreKind::Rocksdb.name());
+    let ours = |store: &str| {
+        StoreKind::ALL
+            .iter()
+            .any(|kind| kind.is_ours() && kind.name() == store)
+    };
+    let best = summary
+        .stores()
+        .into_iter()
+        .filter(|store| !ours(store))
+        .filter_map(throughput)
+        .max_by(|left, right| left.median.total_cmp(&right.median));
+    for store in summary.stores() {
+        let Some(own) = throughput(store) else {
+            continue;
+        };
+        let to = |rival: Option<Figure>| {
+            rival.map_or_else(|| "-".to_owned(), |rival| number(own.median / rival.median))
+        };
+        let mut cells = vec![
+            store.to_owned(),
+            spread(Some(own), 1.0),
+            to(rocksdb),
+            to(best),
+        ];
+        if slowest {
+            cells.push(spread(figure(store, Metric::SlowestSecondOps), 1.0));
+        }
+        for (_, metrics) in &kinds {
+            let parts = metrics.map(|metric| median(figure(store, metric), 1.0));
+            cells.push(parts.join(" / "));
+        }
+        if writes {
+            cells.push(format!(
+                "{} ({})",
+                median(figure(store, Metric::DeviceAmplification), 1.0),
+                median(figure(store, Metric::ProcessAmplification), 1.0)
+            ));
+        }
+        cells.push(median(figure(store, Metric::SpaceBytes), 1e-9));
+        cells.push(median(figure(store, Metric::ResidentPeakBytes), 1e-6));
+        cells.push(median(figure(store, Metric::ProcessorSeconds), 1.0));
+        row(text, &cells);
+    }
+}
+
+fn row(text: &mut String, cells: &[String]) {
+    let _infallible = writeln!(text, "| {} |", cells.join(" | "));
+}
+
+fn median(figure: Option<Figure>, unit: f64) -> String {
+    figure.map_or_else(|| "-".to_owned(), |figure| number(figure.median * unit))
+}
+
+fn spread(figure: Option<Figure>, unit: f64) -> String {
+    match figure {
+        None => "-".to_owned(),
+        Some(figure) if figure.rounds == 1 => number(figure.median * unit),
+        Some(figure) => format!(
+            "{} ({}-{})",
+            number(figure.median * unit),
+            number(figure.min * unit),
+            number(figure.max * unit)
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::plan::Profile;
+    use crate::results::summary::tests::{part, step};
+    use crate::results::verdict;
+
+    #[test]
+    fn the_report_has_lines_ratios_and_what_went_wrong() {
+        let mut killed = part("fjall", 1, Vec::new());
+        killed.outcome = crate::results::record::Outcome::KilledForMemory;
+        let of = |store, name, rate: f64| part(store, 1, vec![step(name, rate)]);
+        let summary = Summary::new(vec![
+            of("lightkv", "fillrandom", 400.0),
+            of("rocksdb", "fillrandom", 100.0),
+            killed,
+        ]);
+        let lines = verdict::lines(&summary, Profile::Ssd, None);
+        let text = render(
+            &summary,
+            &lines,
+            &json!({"records": 5}),
+            &json!({"processors": 2}),
+            false,
+        );
+        for expected in [
+            "| fillrandom: throughput | at least 4 x RocksDB | 4.00 x (400 to 100 of rocksdb) | met |",
+            "| lightkv | 400 | 4.00 | 4.00 |",
+            "**fjall, list `random`, round 1: killed for memory (after the start)**",
+            "the same command goes on",
+            "records 5",
+        ] {
+            assert!(text.contains(expected), "{expected}\n{text}");
+        }
+    }
+}

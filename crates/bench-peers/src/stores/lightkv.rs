@@ -1,0 +1,113 @@
+//! LightKV: a memory budget, otherwise defaults; with its pool on tmpfs where that is asked for.
+
+use std::path::Path;
+
+use lightkv::{Db, EngineKind, Options};
+use lightkv_bench::{
+    Access, DurabilityClass, LightKvTarget, Numbers, ReadValue, Target, TargetError, VisitEntry,
+};
+
+use super::{Store, StoreKind, StoreSettings, failed};
+use crate::failure::Failure;
+use crate::measure::space;
+
+/// An open store under the name that the comparison gives it.
+struct LightKv {
+    kind: StoreKind,
+    db: Db,
+    target: LightKvTarget,
+    settings: StoreSettings,
+}
+
+pub(super) fn open(kind: StoreKind, settings: &StoreSettings) -> Result<Box<dyn Store>, Failure> {
+    let mut options = Options::new();
+    if let Some(budget_bytes) = settings.lightkv_budget_bytes {
+        options = options.memory_budget(budget_bytes);
+    }
+    if kind == StoreKind::LightkvPool {
+        let Some(pool) = &settings.fast_directory else {
+            return Err(Failure::Usage("a pool needs a directory on tmpfs".into()));
+        };
+        options = options.pmem_path(pool);
+    }
+    let db = options.open(&settings.directory).map_err(failed(kind))?;
+    let target = LightKvTarget::new(db.clone(), EngineKind::LightKv, &settings.directory, false);
+    Ok(Box::new(LightKv {
+        kind,
+        db,
+        target,
+        settings: settings.clone(),
+    }))
+}
+
+impl Target for LightKv {
+    fn name(&self) -> &str {
+        self.kind.name()
+    }
+
+    fn durability(&self) -> DurabilityClass {
+        self.target.durability()
+    }
+
+    fn directory(&self) -> Option<&Path> {
+        Some(&self.settings.directory)
+    }
+
+    fn begin(&self, access: Access) -> Result<(), TargetError> {
+        self.target.begin(access)
+    }
+
+    fn end(&self, access: Access) -> Result<(), TargetError> {
+        self.target.end(access)
+    }
+
+    #[inline]
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<(), TargetError> {
+        self.target.put(key, value)
+    }
+
+    #[inline]
+    fn delete(&self, key: &[u8]) -> Result<(), TargetError> {
+        self.target.delete(key)
+    }
+
+    #[inline]
+    fn get(&self, key: &[u8], read: &mut ReadValue<'_>) -> Result<(), TargetError> {
+        self.target.get(key, read)
+    }
+
+    fn scan(
+        &self,
+        from: &[u8],
+        limit: u64,
+        visit: &mut VisitEntry<'_>,
+    ) -> Result<u64, TargetError> {
+        self.target.scan(from, limit, visit)
+    }
+
+    fn counters(&self) -> Numbers {
+        self.target.counters()
+    }
+
+    fn levels(&self) -> Numbers {
+        self.target.levels()
+    }
+
+    fn device_bytes_written(&self) -> Option<u64> {
+        self.target.device_bytes_written()
+    }
+
+    fn is_settled(&self) -> bool {
+        self.target.is_settled()
+    }
+
+    fn space_bytes(&self) -> u64 {
+        space::store_bytes(&self.settings)
+    }
+}
+
+impl Store for LightKv {
+    fn flush(&self) -> Result<(), Failure> {
+        self.db.flush().map_err(failed(self.kind))
+    }
+}
