@@ -141,19 +141,23 @@ struct Appender {
 #[derive(Clone, Debug)]
 struct UnsyncedRange {
     generation: u64,
-    /// For error messages.
     file: Arc<dyn VfsFile>,
-    mapping: Arc<dyn Mapping>,
+    /// `None` for a file of an earlier run, which is synced as a whole.
+    mapping: Option<Arc<dyn Mapping>>,
     start_offset: u64,
     end_offset: u64,
 }
 
 impl UnsyncedRange {
     fn sync(&self) -> std::io::Result<()> {
-        // Offsets of a mapped file fit into an address.
-        let start = self.start_offset as usize;
-        self.mapping
-            .sync_range(start, self.end_offset as usize - start)
+        match &self.mapping {
+            // Offsets of a mapped file fit into an address.
+            Some(mapping) => {
+                let start = self.start_offset as usize;
+                mapping.sync_range(start, self.end_offset as usize - start)
+            }
+            None => self.file.sync_data(),
+        }
     }
 }
 
@@ -187,7 +191,7 @@ impl ActiveFile {
         UnsyncedRange {
             generation: self.generation,
             file: Arc::clone(&self.file),
-            mapping: Arc::clone(self.mapped.mapping()),
+            mapping: Some(Arc::clone(self.mapped.mapping())),
             start_offset: self.synced_offset,
             end_offset,
         }
@@ -211,20 +215,37 @@ impl ActiveFile {
 }
 
 impl Journal {
+    /// A journal whose next entry goes to `first`. `synced` is given if not all of `live` is durable: then
+    /// everything before it is.
     pub(crate) fn start(
         pool: FilePool,
         live: Vec<LiveFile>,
         first: PreparedFile,
+        synced: Option<JournalPosition>,
     ) -> Result<Journal> {
         let pool = Arc::new(pool);
         let active = ActiveFile::new(first, pool.store_identity());
-        let synced = active.end();
+        let start = active.end();
+        let unsynced = synced.map_or(VecDeque::new(), |synced| {
+            let files = live
+                .iter()
+                .filter(|live| live.generation >= synced.generation());
+            files
+                .map(|live| UnsyncedRange {
+                    generation: live.generation,
+                    file: Arc::clone(&live.file.file),
+                    mapping: None,
+                    start_offset: 0,
+                    end_offset: live.end_offset,
+                })
+                .collect()
+        });
         let worker_pool = Arc::clone(&pool);
         let worker = std::thread::Builder::new()
             .name("lightkv-journal".to_string())
             .spawn(move || worker_pool.run())
             .map_err(|error| JournalError::io(pool.directory(), "start a thread for", error))?;
-        let released = live.first().map_or(synced, |oldest| {
+        let released = live.first().map_or(start, |oldest| {
             JournalPosition::known(oldest.generation, FILE_HEADER_LEN_BYTES as u64)
         });
         Ok(Journal {
@@ -232,14 +253,14 @@ impl Journal {
             appender: Mutex::new(Appender {
                 active,
                 live: live.into(),
-                unsynced: VecDeque::new(),
+                unsynced,
                 released,
                 counters: JournalCounters::default(),
             }),
             commit: Mutex::new(Commit::default()),
             commit_ended: Condvar::new(),
-            // Recovery has made the whole chain durable, and the new file is empty.
-            synced: AtomicU64::new(synced.to_u64()),
+            // The new file is empty.
+            synced: AtomicU64::new(synced.unwrap_or(start).to_u64()),
             syncs_since_prepared: AtomicU64::new(0),
             worker: Mutex::new(Some(worker)),
         })
@@ -430,7 +451,9 @@ impl Journal {
             self.pool.check_poison()?;
             let active = &appender.active;
             let mut ranges: Vec<_> = appender.unsynced.iter().cloned().collect();
-            ranges.push(active.unsynced(active.end_offset));
+            if active.end_offset > active.synced_offset {
+                ranges.push(active.unsynced(active.end_offset));
+            }
             (active.end(), ranges)
         };
         for range in &ranges {

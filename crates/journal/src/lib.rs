@@ -49,4 +49,4 @@ pub use journal_layout::PAYLOAD_LEN_MAX_BYTES;
 pub use options::{JournalOptions, Truncation};
 pub use payload::Payload;
 pub use position::JournalPosition;
-pub use recovery::{FinishedRecovery, Recovered, ReplayedEntry};
+pub use recovery::{FinishedRecovery, Recovered, ReplayBatch, ReplayedEntry};

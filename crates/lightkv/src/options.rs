@@ -94,6 +94,8 @@ pub struct Tuning {
     pub block_bytes: Option<usize>,
     /// Values from this length on are stored in files of their own.
     pub large_value_bytes: Option<usize>,
+    /// How long a write waits for room in the buffer before it fails with [`Error::BufferFull`].
+    pub room_wait_max: Option<Duration>,
 }
 
 /// What stands in for persistent memory when a pool is asked for. Not part of the stable API.

@@ -128,6 +128,8 @@ impl std::fmt::Debug for Pool {
 
 /// Steps in which plain DRAM is faulted in: each holds the address space's lock for its time.
 const POPULATE_STEP_BYTES: u64 = 4 << 20;
+/// Parts of a step with small pages.
+const POPULATE_PART_BYTES: u64 = 256 << 10;
 /// A step that takes longer went below 1.3 GB/s; small pages do better than that nearly everywhere.
 const POPULATE_STEP_SLOW: Duration = Duration::from_millis(3);
 
@@ -528,16 +530,18 @@ impl Pool {
     }
 
     /// Faults in the extents of plain DRAM that were not yet, so that no writer waits for the kernel to
-    /// clear pages.
+    /// clear pages. Threads that call it at the same time share the work.
     pub(crate) fn populate_volatile(&self) {
         if self.kind != SourceKind::Volatile {
             return;
         }
         let end = self.size_bytes();
-        // Relaxed: two threads that populate the same range waste time, nothing else.
-        let start = self.populated_bytes.swap(end, Ordering::Relaxed);
-        let mut offset = start;
-        while offset < end {
+        let next_step = |at: u64| (at < end).then(|| (at + POPULATE_STEP_BYTES).min(end));
+        // Relaxed: the steps are shared out between the callers, and order nothing.
+        while let Ok(offset) =
+            self.populated_bytes
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next_step)
+        {
             let len_bytes = (end - offset).min(POPULATE_STEP_BYTES);
             // Large pages make reads faster, but a guest whose host takes free memory back pays for the
             // first touch of one up to twenty times what it pays for small ones: try, and see.
@@ -546,14 +550,22 @@ impl Pool {
                 self.mapping.prefer_large_pages(offset, len_bytes);
             }
             let started = Instant::now();
-            self.mapping.populate(offset, len_bytes);
+            // Small pages take long enough for other threads to miss the lock: a few at a time.
+            let part_bytes = if wants_large {
+                len_bytes
+            } else {
+                POPULATE_PART_BYTES
+            };
+            for part in (offset..offset + len_bytes).step_by(part_bytes as usize) {
+                let end = (part + part_bytes).min(offset + len_bytes);
+                self.mapping.populate(part, end - part);
+            }
             if wants_large
                 && len_bytes == POPULATE_STEP_BYTES
                 && started.elapsed() > POPULATE_STEP_SLOW
             {
                 self.large_pages_are_slow.store(true, Ordering::Relaxed);
             }
-            offset += len_bytes;
         }
     }
 

@@ -53,28 +53,45 @@ fn power_loss_leaves_a_prefix_with_everything_synced() {
                     store.check_survivors(&survivors, store.synced_sequence, &context);
                 }
             }
+            // The process dies, or the machine. What a dead process leaves is seen, but not durable.
             let crash_seed = random.random_range(0..8);
-            let mut image = store.vfs.crash_image(crash_seed);
-            let context = format!("seed {seed}, life {life}, crash {crash_seed}");
+            let is_kill = random.random();
+            let mut image = match is_kill {
+                true => store.vfs.kill_image(),
+                false => store.vfs.crash_image(crash_seed),
+            };
+            let context = format!("seed {seed}, life {life}, kill {is_kill}, crash {crash_seed}");
             let survivors = replay(&image, &store.manifest).unwrap();
-            store.check_survivors(&survivors, store.synced_sequence, &context);
-            let mut must_reach = adopt(&survivors, &store);
+            let mut must_reach = match is_kill {
+                true => store.next_sequence,
+                false => store.synced_sequence,
+            };
+            store.check_survivors(&survivors, must_reach, &context);
+            must_reach = adopt(&survivors, &store);
+            let mut durable = match is_kill {
+                true => store.synced_sequence,
+                false => must_reach,
+            };
             // Recoveries that die before their truncation is durable, by power loss or not.
             for _ in 0..random.random_range(0..3) {
                 let unfinished = Store::open(image, store.manifest.clone());
-                image = if random.random() {
-                    unfinished.vfs.kill_image()
+                if random.random() {
+                    image = unfinished.vfs.kill_image();
                 } else {
-                    unfinished.vfs.crash_image(random.random_range(0..8))
-                };
+                    image = unfinished.vfs.crash_image(random.random_range(0..8));
+                    must_reach = durable;
+                }
                 let survivors = replay(&image, &store.manifest).unwrap();
                 store.check_survivors(&survivors, must_reach, &context);
+                if must_reach == durable {
+                    durable = adopt(&survivors, &store);
+                }
                 must_reach = adopt(&survivors, &store);
             }
             let released_sequence = store.released_sequence;
             store = Store::open(image, store.manifest);
             store.next_sequence = store.next_sequence.max(must_reach);
-            store.synced_sequence = store.next_sequence;
+            store.synced_sequence = durable;
             store.released_sequence = released_sequence;
         }
     }
@@ -95,15 +112,67 @@ fn death_of_the_process_loses_nothing() {
 }
 
 #[test]
-fn recovered_history_survives_power_loss_after_the_truncation() {
+fn recovered_history_survives_power_loss_after_the_next_sync() {
     let mut store = Store::create();
     for _ in 0..100 {
         store.append(500).unwrap();
     }
-    let after_kill = Store::open(store.vfs.kill_image(), store.manifest.clone());
-    let image = after_kill.vfs.crash_image(0);
-    let survivors = replay(&image, &after_kill.manifest).unwrap();
-    assert_eq!(survivors.len(), 100, "recovery has to sync what it replays");
+    for appended in [0, 3] {
+        let mut again = Store::open(store.vfs.kill_image(), store.manifest.clone());
+        assert!(
+            again.journal.synced_position() < again.entries[&1].1.end,
+            "nothing was synced, so nothing may be believed to be"
+        );
+        for _ in 0..appended {
+            again.append(500).unwrap();
+        }
+        again.sync().unwrap();
+        for seed in 0..8 {
+            let image = again.vfs.crash_image(seed);
+            let survivors = replay(&image, &again.manifest).unwrap();
+            assert_eq!(survivors.len(), 100 + appended);
+        }
+    }
+}
+
+#[test]
+fn power_loss_before_that_sync_leaves_a_prefix_also_of_what_followed() {
+    let mut lost_some = false;
+    for seed in 0..200 {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut store = Store::create();
+        for _ in 0..60 {
+            store.append(700).unwrap();
+        }
+        if random.random() {
+            store.sync().unwrap();
+            store.append(700).unwrap();
+        }
+        let (synced, old_next) = (store.synced_sequence, store.next_sequence);
+        let mut again = Store::open(store.vfs.kill_image(), store.manifest.clone());
+        again.synced_sequence = synced;
+        for _ in 0..random.random_range(0..40) {
+            again.append(700).unwrap();
+        }
+        // Three power losses, each met by a recovery that goes on, with its truncation in the place of
+        // the one it makes void.
+        for _ in 0..3 {
+            let image = again.vfs.crash_image(random.random());
+            let survivors = replay(&image, &again.manifest).unwrap();
+            again.check_survivors(&survivors, again.synced_sequence, &format!("seed {seed}"));
+            lost_some |= survivors.len() < (old_next - 1) as usize;
+            let durable = adopt(&survivors, &again);
+            again = Store::open(image, again.manifest);
+            again.synced_sequence = durable;
+            for _ in 0..random.random_range(0..40) {
+                again.append(700).unwrap();
+            }
+        }
+    }
+    assert!(
+        lost_some,
+        "no power loss took what a truncation had counted on"
+    );
 }
 
 #[test]

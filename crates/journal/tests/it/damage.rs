@@ -136,18 +136,35 @@ fn rot_in_what_was_durable_is_corruption_not_the_end() {
 }
 
 #[test]
-fn rot_before_a_truncation_is_corruption() {
+fn rot_before_a_truncation_is_corruption_once_somebody_remembers_a_sync() {
     let mut store = Store::create();
     let place = store.append(500).unwrap();
     store.append(500).unwrap();
-    let again = Store::open(store.vfs.kill_image(), store.manifest.clone());
-    let image = again.vfs.kill_image();
-    let path = file_of(&image, place.position.generation());
-    write_file(&image, &path, &[0xee; 8], place.position.offset() + 100);
-    assert_corruption(
-        replay(&image, &again.manifest),
-        Some(place.position.offset()),
-    );
+    let mut again = Store::open(store.vfs.kill_image(), store.manifest.clone());
+    let rotten = |again: &Store| {
+        let image = again.vfs.kill_image();
+        let path = file_of(&image, place.position.generation());
+        write_file(&image, &path, &[0xee; 8], place.position.offset() + 100);
+        replay(&image, &again.manifest)
+    };
+    again.append(500).unwrap();
+    // Nobody knows that it was durable: it looks like what a power loss left.
+    assert_eq!(rotten(&again).unwrap().len(), 0);
+    again.sync().unwrap();
+    again.append(0).unwrap();
+    assert_corruption(rotten(&again), Some(place.position.offset()));
+}
+
+#[test]
+fn a_seal_before_a_truncation_is_corruption() {
+    let store = synced_store();
+    let mut manifest = store.manifest.clone();
+    manifest.truncations.push(Truncation {
+        generation: 1,
+        end_offset: FILE_BYTES - 8,
+        next_generation: 50,
+    });
+    assert_corruption(replay(&store.vfs.kill_image(), &manifest), None);
 }
 
 #[test]

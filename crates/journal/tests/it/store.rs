@@ -114,8 +114,17 @@ impl Store {
             Err(ReplayError::Receiver(never)) => match never {},
         }
         let finished = recovered.finish_recovery()?;
+        let generation = finished.truncation.generation;
+        manifest
+            .truncations
+            .retain(|cut| cut.generation != generation);
         manifest.truncations.push(finished.truncation);
         let next_sequence = entries.last_key_value().map_or(1, |(last, _)| last + 1);
+        let synced = finished.journal.synced_position();
+        let synced_sequence = entries
+            .values()
+            .find(|(_, appended): &&(usize, Appended)| appended.end > synced)
+            .map_or(next_sequence, |(_, appended)| appended.first_sequence);
         Ok(Store {
             vfs,
             manifest,
@@ -123,7 +132,7 @@ impl Store {
             released_sequence: entries.first_key_value().map_or(1, |(first, _)| *first),
             entries,
             next_sequence,
-            synced_sequence: next_sequence,
+            synced_sequence,
         })
     }
 

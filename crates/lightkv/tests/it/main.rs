@@ -5,4 +5,5 @@ mod compaction;
 mod costs;
 mod faults;
 mod model;
+mod recovery;
 mod regressions;

@@ -58,6 +58,8 @@ struct Queue {
     considerations: VecDeque<Arc<Partition>>,
     /// Merges that are written and wait to be recorded.
     installations: VecDeque<Installation>,
+    /// What recovery replayed is still to be synced; holds the number of its last record.
+    settle: Option<u64>,
     stopped: bool,
     /// A writer found the buffer full.
     urgent: bool,
@@ -84,6 +86,8 @@ enum Job {
     Relieve {
         is_urgent: bool,
     },
+    /// Sync what recovery replayed.
+    Settle(u64),
 }
 
 /// What a thread does.
@@ -122,6 +126,10 @@ impl Queue {
         }
         if role == Role::Keeper && store.buffer.wants_growth() {
             return Some(Job::Grow);
+        }
+        // Not the keeper, whom writers may wait for meanwhile.
+        if let Some(through) = self.settle.take_if(|_| role == Role::Flusher) {
+            return Some(Job::Settle(through));
         }
         if let Some(installation) = self.installations.pop_front() {
             return Some(Job::Install(installation));
@@ -211,6 +219,12 @@ impl Background {
         self.queue.lock().flushes.pop_front()
     }
 
+    /// Asks for a sync of what recovery replayed, up to the record of that number.
+    pub(crate) fn queue_settling(&self, through: u64) {
+        self.queue.lock().settle = Some(through);
+        self.work.notify_all();
+    }
+
     pub(crate) fn queue_compaction(&self, partition: Arc<Partition>) {
         self.queue.lock().compactions.push_back(partition);
         self.work.notify_all();
@@ -298,6 +312,7 @@ impl Background {
                 }
                 Job::Grow => store.buffer.grow_ahead(),
                 Job::Relieve { is_urgent } => self.relieve(store, *is_urgent),
+                Job::Settle(through) => store.settle_replayed(*through),
             }))
             .unwrap_or_else(|_| {
                 Err(Error::Poisoned {

@@ -11,8 +11,10 @@ use lightkv_pmem::{Arena, LineTail, Pool, Run, prefetch_store};
 use lightkv_vfs::Vfs;
 use parking_lot::{Mutex, RwLock};
 
+use super::pool_image_layout::CleanMark;
 use super::record_layout::{
-    Extent, HEADER_LEN, Place, Record, RecordFields, encode_header, record_len,
+    ALIGNMENT, Extent, HEADER_LEN, Place, Record, RecordFields, encode_header, is_header_of,
+    record_len,
 };
 use crate::{Error, Result};
 
@@ -24,6 +26,8 @@ const AHEAD_BYTES_MAX: u64 = 128 << 20;
 
 /// Kind code of runs that hold records, in the pool's allocation table.
 const RUN_KIND_RECORDS: u8 = 1;
+/// Kind code of the run without content that a clean close leaves: see `pool_image`.
+const RUN_KIND_CLEAN_MARK: u8 = 2;
 
 /// The pool, and how much of it may be handed out.
 #[derive(Debug)]
@@ -107,6 +111,15 @@ impl WriteBuffer {
         Ok(())
     }
 
+    /// Has memory ready for so many bytes of records, as far as the buffer may take them. Threads that call it
+    /// at the same time share the work.
+    pub(crate) fn prepare(&self, bytes: u64) -> Result<()> {
+        let left = self.limit_bytes.saturating_sub(self.used_bytes());
+        self.pool
+            .reserve(Arena::Segments, bytes.min(left) / self.chunk_bytes)?;
+        Ok(())
+    }
+
     /// Bytes handed out.
     pub(crate) fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Ordering::Relaxed)
@@ -145,9 +158,60 @@ impl WriteBuffer {
         }
     }
 
-    /// The runs that a reopened pool holds.
+    fn runs_of_kind(&self, kind: u8) -> Vec<Run> {
+        let mut runs = self.pool.runs(Arena::Segments);
+        runs.retain(|run| run.kind == kind);
+        runs
+    }
+
+    /// The marks of clean closes that the pool holds; more than one only if closes were cut off.
+    pub(crate) fn clean_marks(&self) -> Vec<CleanMark> {
+        let marks = self.runs_of_kind(RUN_KIND_CLEAN_MARK);
+        let marks = marks.iter().map(|run| CleanMark {
+            offset: run.offset,
+            generation: run.generation,
+        });
+        marks.collect()
+    }
+
+    /// Removes them, durably as far as the medium can.
+    pub(crate) fn remove_clean_marks(&self) {
+        for run in self.runs_of_kind(RUN_KIND_CLEAN_MARK) {
+            self.pool.free(run);
+        }
+        self.fence();
+    }
+
+    /// Marks the pool as it is now; `None` if it has no room for that. Durable as far as the medium can.
+    pub(crate) fn set_clean_mark(&self) -> Result<Option<CleanMark>> {
+        let run = self
+            .pool
+            .allocate(Arena::Segments, 1, RUN_KIND_CLEAN_MARK)?;
+        self.fence();
+        Ok(run.map(|run| CleanMark {
+            offset: run.offset,
+            generation: run.generation,
+        }))
+    }
+
+    /// Whether at an offset of a run that nobody writes begins what may be a record of this signature: its
+    /// lengths stay within the run. Its checksum is not looked at.
+    pub(crate) fn is_record_of(&self, run: &RunHandle, offset: u64, signature: u32) -> bool {
+        if !offset.is_multiple_of(ALIGNMENT)
+            || offset < run.start()
+            || offset + HEADER_LEN as u64 > run.end()
+        {
+            return false;
+        }
+        let mut header = [0; HEADER_LEN];
+        self.pool.read(offset, &mut header);
+        let extent = Extent::of(&header);
+        extent.len() as u64 <= run.end() - offset && is_header_of(&header, signature)
+    }
+
+    /// The runs of records that a reopened pool holds.
     pub(crate) fn attach_runs(self: &Arc<Self>) -> Vec<Arc<RunHandle>> {
-        let runs = self.pool.runs(Arena::Segments);
+        let runs = self.runs_of_kind(RUN_KIND_RECORDS);
         let bytes = runs.iter().map(|run| run.len_bytes).sum();
         self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
         runs.into_iter()
@@ -261,6 +325,11 @@ impl RunHandle {
         self.run.offset + self.run.len_bytes
     }
 
+    /// Tells this use of its space from earlier and later ones.
+    pub(crate) fn generation(&self) -> u32 {
+        self.run.generation
+    }
+
     pub(crate) fn committed_end(&self) -> u64 {
         // Acquire: pairs with `commit`; records before the end may be read.
         self.committed_end.load(Ordering::Acquire)
@@ -278,9 +347,12 @@ impl RunHandle {
         self.committed_end.store(end, Ordering::Release);
     }
 
-    /// The records a crash left in this run, in the order of their writing, up to the first torn one.
-    pub(crate) fn recovered_records(&self) -> impl Iterator<Item = (u64, Record<'_>)> {
-        let mut offset = self.start();
+    /// The records a crash left in this run from an offset on, in the order of their writing, up to the first
+    /// torn one.
+    pub(crate) fn recovered_records(
+        &self,
+        mut offset: u64,
+    ) -> impl Iterator<Item = (u64, Record<'_>)> {
         std::iter::from_fn(move || {
             if offset == self.end() {
                 return None; // which may be the end of the pool, too
@@ -393,6 +465,13 @@ impl Segment {
 
     pub(crate) fn add_run(&self, run: Arc<RunHandle>) {
         self.runs.lock().push(run);
+    }
+
+    /// All runs that may hold records of it.
+    pub(crate) fn all_runs(&self) -> Vec<Arc<RunHandle>> {
+        let mut runs = self.inherited.lock().clone();
+        runs.extend(self.runs.lock().iter().cloned());
+        runs
     }
 
     /// Keeps a run that recovery found a record of this leaf in.

@@ -77,6 +77,23 @@ impl Store {
         result.inspect_err(|error| self.health.poison(error))
     }
 
+    /// Makes what recovery replayed survive power loss, which the open did not wait for, and appends an entry
+    /// without operations that remembers it: rot before it is then told from an unsynced end. The entry
+    /// has the number of the last record replayed, so it uses none up.
+    pub(crate) fn settle_replayed(&self, through: u64) -> Result<()> {
+        let Some(journal) = self.journal.get() else {
+            return Ok(());
+        };
+        self.sync_through(journal.next_position())?;
+        // As writers do, so that a close waits for the append or keeps it away.
+        let _announcement = self.in_flight.announce(&self.last_sequence);
+        if !self.health.is_closed() {
+            // Without space, or after a failure, the entry is missing, and nothing else.
+            let _ = journal.append(&[], 1, || through);
+        }
+        Ok(())
+    }
+
     /// Writes down how far a synced history reaches, so that the next open knows if some of it is missing.
     pub(crate) fn note_clean_end(&self) -> Result<()> {
         let last = self.last_sequence.load(Ordering::SeqCst);

@@ -22,7 +22,7 @@
 //! | `buffer`, `record_layout` | the write buffer and its records |
 //! | `room` | growing, splitting, freezing leaves |
 //! | `flush`, `compaction`, `background`, `pacing` | what happens behind the writers' backs |
-//! | `manifest`, `recovery`, `checkpoint` | what survives, and how it comes back |
+//! | `manifest`, `recovery`, `checkpoint`, `pool_image` | what survives, and how it comes back |
 //! | `table_list`, `run_source` | the tables of a partition as runs |
 //! | `in_flight`, `snapshots` | consistent moments |
 //!
@@ -67,6 +67,8 @@ mod manifest_layout;
 mod memory;
 mod pacing;
 mod partition;
+mod pool_image;
+mod pool_image_layout;
 mod read;
 mod record_layout;
 mod recovery;
@@ -88,11 +90,15 @@ mod value_file_layout;
 mod verify;
 mod write;
 
+use partition::Partition;
 use scan::StoreScan;
 use store::Store;
 
 /// Unflushed bytes that a close leaves in the journal: replaying them takes milliseconds.
 const CLOSE_KEEPS_BYTES: u64 = 16 << 20;
+
+/// How long a close waits for leaves on their way to tables.
+const FLUSHES_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// How long a close waits for a read that does not end, on a device that does not answer.
 const READERS_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -122,6 +128,10 @@ pub(crate) fn open(directory: &Path, options: Options) -> Result<Arc<dyn Engine>
 }
 
 impl LightKv {
+    fn has_pool(&self) -> bool {
+        self.store.journal.get().is_none()
+    }
+
     fn check_open(&self) -> Result<()> {
         if self.store.health.is_closed() {
             Err(Error::Closed)
@@ -143,14 +153,34 @@ impl LightKv {
         }
     }
 
-    /// Ends all use of the store's files.
-    fn stop(&self) {
+    /// Before a clean close: leaves that wait for their flush would be missing in the image of the pool.
+    fn wait_for_flushes(&self) {
+        let start = Instant::now();
+        let outcome = self.store.background.wait_until(&self.store, || {
+            let guard = crossbeam_epoch::pin();
+            let is_idle = |partition: &Arc<Partition>| partition.view(&guard).frozen.is_empty();
+            start.elapsed() > FLUSHES_WAIT_MAX || self.store.tree(&guard).leaves().all(is_idle)
+        });
+        if let Err(error) = outcome {
+            tracing::warn!(%error, "flushes did not end before the close");
+        }
+    }
+
+    /// Ends all use of the store's files. After a clean end an image spares the next open the scan of the pool.
+    fn stop(&self, is_clean: bool) {
         self.store.background.stop();
         self.store.discard_installations();
         if let Some(journal) = self.store.journal.get() {
             journal.stop();
         }
         self.wait_for_readers();
+        if is_clean
+            && self.has_pool()
+            && let Err(error) = self.store.write_pool_image()
+        {
+            // The next open takes longer, and nothing else.
+            tracing::warn!(%error, "no image of the pool was written");
+        }
         // From now on another handle may own the files.
         self.store.buffer.retire();
         *self.store.lock.lock() = None;
@@ -233,6 +263,9 @@ impl Engine for LightKv {
             }
             None => Ok(()),
         };
+        if self.has_pool() && flushed.is_ok() {
+            self.wait_for_flushes();
+        }
         if !self.store.health.close() {
             return Ok(());
         }
@@ -243,15 +276,16 @@ impl Engine for LightKv {
             }
             _ => Ok(()),
         };
-        self.stop();
-        flushed.and(synced)
+        let closed = flushed.and(synced);
+        self.stop(closed.is_ok() && self.store.health.poisoned().is_none());
+        closed
     }
 }
 
 impl Drop for LightKv {
     fn drop(&mut self) {
         if self.store.health.close() {
-            self.stop();
+            self.stop(false);
         }
     }
 }

@@ -58,6 +58,11 @@ impl Leaf {
         })
     }
 
+    /// What all its keys start with.
+    pub(crate) fn prefix(&self) -> &[u8] {
+        &self.prefix
+    }
+
     /// Whether the slices of the index can describe a key: it starts with the leaf's prefix.
     #[inline]
     pub(crate) fn shares_prefix(&self, key: &[u8]) -> bool {
@@ -220,6 +225,11 @@ impl Partition {
                 .try_lock_until(deadline)
                 .ok_or(Error::DeadlineExceeded),
         }
+    }
+
+    /// The lock if nobody holds it.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Writer>> {
+        self.writer.try_lock()
     }
 
     /// The present view; what it lists stays while the guard lives.

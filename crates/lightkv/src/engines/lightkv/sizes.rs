@@ -1,5 +1,7 @@
 //! How the one memory budget is divided, and the sizes that follow from it.
 
+use std::time::Duration;
+
 use crate::Options;
 
 /// All sizes of an open store.
@@ -34,7 +36,12 @@ pub(crate) struct Sizes {
     /// The most that the cache can become; see `memory.rs`.
     pub(crate) cache_bytes: u64,
     pub(crate) budget_bytes: u64,
+    /// How long a write waits for room before it gives up.
+    pub(crate) room_wait_max: Duration,
 }
+
+/// Far longer than any flush takes.
+const ROOM_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Fewest entries a leaf is split at: below, a split would only make tiny partitions of huge records.
 pub(crate) const SPLIT_ENTRIES_MIN: usize = 8;
@@ -86,6 +93,7 @@ impl Sizes {
             large_value_bytes: tuning.large_value_bytes.unwrap_or(1 << 20),
             cache_bytes: budget / 10 * 9,
             budget_bytes: budget,
+            room_wait_max: tuning.room_wait_max.unwrap_or(ROOM_WAIT_MAX),
         }
     }
 }

@@ -1,11 +1,36 @@
 //! The moments that readers hold, and so the old versions that must be kept.
+//!
+//! # CONCURRENCY
+//!
+//! A deleter that finds nobody holding a moment frees the slot of its key, and with it the way to the older
+//! version. It may do so only if every moment fixed from then on covers its delete. Both sides store
+//! before they load, and sequentially consistent fences lie in between:
+//!
+//! ```text
+//! deleter (write.rs)                  reader ([`Snapshots::acquire`])
+//! 1. draws its number                 1. counts itself
+//! 2. fence                            2. fence
+//! 3. looks at the count: 0?           3. reads the last number
+//! ```
+//!
+//! One of the fences comes first. If the deleter's does, the reader sees its number, and its moment covers
+//! the delete. If the reader's does, the deleter sees it counted, and keeps the slot. The loom test below
+//! fails without either fence, and if either side takes its steps in the other order.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
+use self::sync::{AtomicUsize, Ordering, fence};
 use super::in_flight::{InFlight, SequenceCounter};
+
+/// The atomics, replaced by those of loom when it checks them.
+mod sync {
+    #[cfg(loom)]
+    pub(super) use loom::sync::atomic::{AtomicUsize, Ordering, fence};
+    #[cfg(not(loom))]
+    pub(super) use std::sync::atomic::{AtomicUsize, Ordering, fence};
+}
 
 /// All registered moments.
 #[derive(Debug, Default)]
@@ -22,9 +47,10 @@ impl Snapshots {
     pub(crate) fn acquire(&self, last_sequence: &SequenceCounter, in_flight: &InFlight) -> u64 {
         let sequence = {
             let mut held = self.held.lock();
-            // SeqCst: pairs with `none` below. A deleter draws its number, then looks at the count; we
-            // count, then read the last number: if it does not see us, we see its number.
-            self.count.fetch_add(1, Ordering::SeqCst);
+            // Relaxed: the fence orders it before the load, see the head of this file.
+            self.count.fetch_add(1, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            // SeqCst: see `in_flight`.
             let sequence = last_sequence.load(Ordering::SeqCst);
             *held.entry(sequence).or_default() += 1;
             sequence
@@ -41,13 +67,15 @@ impl Snapshots {
             if *count == 0 {
                 held.remove(&sequence);
             }
-            self.count.fetch_sub(1, Ordering::SeqCst);
+            // Release: pairs with `none`. The reads at this moment are over before the slot it needed is freed.
+            self.count.fetch_sub(1, Ordering::Release);
         }
     }
 
     /// Whether nobody holds a moment older than the caller's number, which it has already drawn.
     pub(crate) fn none(&self) -> bool {
-        self.count.load(Ordering::SeqCst) == 0
+        fence(Ordering::SeqCst);
+        self.count.load(Ordering::Acquire) == 0
     }
 
     /// The moments held, ascending.
@@ -87,7 +115,7 @@ impl<'a> VersionFilter<'a> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -127,5 +155,94 @@ mod tests {
         snapshots.release(second);
         assert!(snapshots.none());
         assert!(snapshots.list().is_empty());
+    }
+}
+
+/// Every order of the steps, by loom; see `in_flight`.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicBool;
+
+    #[derive(Default)]
+    struct Shared {
+        snapshots: Snapshots,
+        /// The key's slot leads to the old version.
+        slot: AtomicBool,
+    }
+
+    /// A reader whose moment is older than a delete finds the slot of the version before it. Fails without
+    /// either fence, if the deleter looks before it draws, and if the reader counts itself after it has read
+    /// the number.
+    #[test]
+    fn a_deleter_sees_every_older_moment() {
+        loom::model(|| {
+            let shared = Arc::new((
+                Shared {
+                    slot: AtomicBool::new(true),
+                    ..Shared::default()
+                },
+                InFlight::new(),
+                SequenceCounter::new(1),
+            ));
+            let deleter = {
+                let shared = shared.clone();
+                loom::thread::spawn(move || {
+                    let (shared, in_flight, last) = &*shared;
+                    // As `Store::append` and `Store::index`.
+                    let announcement = in_flight.announce(last);
+                    let number = last.fetch_add(1, Ordering::SeqCst) + 1;
+                    if shared.snapshots.none() {
+                        shared.slot.store(false, Ordering::Relaxed);
+                    }
+                    drop(announcement);
+                    number
+                })
+            };
+            let (own, in_flight, last) = &*shared;
+            let moment = own.snapshots.acquire(last, in_flight);
+            let found = own.slot.load(Ordering::Relaxed);
+            let number = deleter.join().unwrap();
+            let still_found = own.slot.load(Ordering::Relaxed);
+            assert!(
+                (found && still_found) || moment >= number,
+                "moment {moment} lost what delete {number} hides"
+            );
+            own.snapshots.release(moment);
+        });
+    }
+
+    /// A slot is freed only after the last read at a moment that needed it.
+    #[test]
+    fn a_deleter_comes_after_the_reads_of_released_moments() {
+        loom::model(|| {
+            let shared = Arc::new((
+                Shared {
+                    slot: AtomicBool::new(true),
+                    ..Shared::default()
+                },
+                InFlight::new(),
+                SequenceCounter::new(1),
+            ));
+            let (own, in_flight, last) = &*shared;
+            let moment = own.snapshots.acquire(last, in_flight);
+            let deleter = {
+                let shared = shared.clone();
+                loom::thread::spawn(move || {
+                    let (shared, _, last) = &*shared;
+                    last.fetch_add(1, Ordering::SeqCst);
+                    if shared.snapshots.none() {
+                        shared.slot.store(false, Ordering::Relaxed);
+                    }
+                })
+            };
+            assert!(
+                own.slot.load(Ordering::Relaxed),
+                "a delete did not see moment {moment}"
+            );
+            own.snapshots.release(moment);
+            deleter.join().unwrap();
+        });
     }
 }

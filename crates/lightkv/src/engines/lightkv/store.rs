@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use crossbeam_epoch::{Atomic, Guard, Owned};
 use crossbeam_utils::CachePadded;
@@ -25,6 +26,10 @@ use super::snapshots::Snapshots;
 use super::table_set::TableContext;
 use super::tree::Tree;
 use crate::{Error, Result};
+
+/// How long a recovery waits for the space of records that it restores anew. Other stores of this process
+/// share the epochs, and a reader of theirs may be waiting for its device.
+const RESTORED_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Everything of one open store.
 #[derive(Debug)]
@@ -275,6 +280,34 @@ impl Store {
         unsafe { guard.defer_destroy(old) };
         // As in `Partition::publish`.
         guard.flush();
+    }
+
+    /// Puts another tree in the place of the present one. Only for recovery: nobody else may use the store yet.
+    pub(crate) fn replace_tree(&self, tree: Tree<Partition>) {
+        self.partition_count
+            .store(tree.leaf_count(), Ordering::Relaxed);
+        let guard = crossbeam_epoch::pin();
+        let old = self.tree.swap(Owned::new(tree), Ordering::AcqRel, &guard);
+        // SAFETY: as in `replace_partition`.
+        unsafe { guard.defer_destroy(old) };
+        guard.flush();
+    }
+
+    /// Goes back to a tree without restored records and waits until their space is free. Only for recovery.
+    pub(crate) fn forget_restored(&self, tree: Tree<Partition>) -> Result<()> {
+        self.replace_tree(tree);
+        // Nobody else holds a guard for long: the threads of a recovery are gone.
+        let start = Instant::now();
+        while self.buffer.used_bytes() > 0 {
+            if start.elapsed() > RESTORED_WAIT_MAX {
+                return Err(Error::BufferFull {
+                    limit_bytes: self.buffer.limit_bytes(),
+                });
+            }
+            super::flush::collect_garbage();
+            std::thread::yield_now();
+        }
+        Ok(())
     }
 
     pub(crate) fn new_file_number(&self) -> u64 {

@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use lightkv_journal::{JournalPosition, Payload};
 use lightkv_pmem::LineTail;
@@ -32,9 +32,6 @@ use super::top_leaf::{Lookup, key_slice};
 use super::value_file;
 use crate::db::batch_limit_bytes;
 use crate::{Error, Result, WriteBatch, WriteOptions};
-
-/// How long a write waits for room before it gives up. Far longer than any flush takes.
-const ROOM_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// An operation with what was derived from it once.
 #[derive(Debug)]
@@ -625,7 +622,7 @@ impl Store {
         check_deadline(deadline, ROOM_INTERVAL)?;
         let since = waiting.get_or_insert_with(Instant::now);
         self.health.check()?;
-        if since.elapsed() > ROOM_WAIT_MAX {
+        if since.elapsed() > self.sizes.room_wait_max {
             return Err(Error::BufferFull {
                 limit_bytes: self.buffer.limit_bytes(),
             });

@@ -1,0 +1,255 @@
+//! The journal's records go back into the buffer.
+//!
+//! Several threads do it side by side, each with a window of the journal at a time, and so in no order. That
+//! is right because of two records of a key the one with the larger number stays indexed, and because no
+//! leaf is frozen meanwhile: a frozen leaf must hold only older records than the leaf on top of it. If the
+//! buffer is smaller than it was, leaves have to be flushed in between; then everything is done anew by
+//! one thread, in the order of numbers.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use lightkv_journal::{
+    Journal, JournalOptions, Recovered, ReplayBatch, ReplayError, ReplayedEntry, Truncation,
+};
+
+use super::super::journal_entry_layout::split_operation;
+use super::super::manifest::{JournalTruncation, ManifestEdit, ManifestState};
+use super::super::record_layout::RecordFields;
+use super::super::store::Store;
+use super::restore::Restored;
+use super::threads::{side_by_side, thread_count};
+use super::{JOURNAL_DIRECTORY, References, build_tree};
+use crate::{Error, Result};
+
+/// Of how many operations ahead the place in the index is fetched into the cache.
+const LOOK_AHEAD: usize = 4;
+
+/// A journal that is smaller is replayed before threads have begun to prepare memory for it.
+const PREPARED_BYTES_MIN: u64 = 16 << 20;
+
+/// Why a replay ended early.
+#[derive(Debug)]
+enum Stop {
+    /// The buffer cannot hold all records at once.
+    Exhausted,
+    Failed(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// A replay into a store.
+struct Replay<'a> {
+    store: &'a Store,
+    directory: &'a Path,
+    references: References,
+    /// Number of the last record read.
+    replayed_through: AtomicU64,
+}
+
+/// Replays the journal into the buffer, and starts a new file of it. Returns the value files that
+/// records refer to.
+pub(super) fn recover(store: &Arc<Store>, state: &ManifestState) -> Result<HashSet<u64>> {
+    let directory = store.directory.join(JOURNAL_DIRECTORY);
+    let truncations: Vec<Truncation> = state
+        .journal_truncations
+        .iter()
+        .map(|cut| Truncation {
+            generation: cut.generation,
+            end_offset: cut.end_offset,
+            next_generation: cut.next_generation,
+        })
+        .collect();
+    let options = JournalOptions {
+        file_bytes: store.sizes.journal_file_bytes,
+        first_live_generation: state.journal_first_generation,
+        truncations: &truncations,
+        ..JournalOptions::new(state.store_identity)
+    };
+    let mut recovered = Journal::open(store.vfs.clone(), &directory, options)?;
+    let replay = Replay {
+        store,
+        directory: &directory,
+        references: References::default(),
+        replayed_through: AtomicU64::new(0),
+    };
+    replay.run(&mut recovered, state)?;
+    let replayed_through = replay.replayed_through.load(Ordering::Relaxed);
+    store
+        .last_sequence
+        .fetch_max(replayed_through, Ordering::SeqCst);
+    // Before a manifest says `complete_through`, the journal is synced that far. A shorter one is suspicious,
+    // but no reason to refuse a store whose tables may hold all of it.
+    if replayed_through > 0 && replayed_through < state.complete_through {
+        tracing::warn!(
+            path = %directory.display(),
+            replayed_through,
+            complete_through = state.complete_through,
+            "the journal ends before a record that was durable in it; verify the store"
+        );
+    }
+    let finished = recovered.finish_recovery()?;
+    let mut cuts: Vec<JournalTruncation> = state
+        .journal_truncations
+        .iter()
+        .copied()
+        .filter(|cut| cut.generation >= state.journal_first_generation)
+        // A power loss may have taken what an earlier one had counted on.
+        .filter(|cut| cut.generation != finished.truncation.generation)
+        .collect();
+    cuts.push(JournalTruncation {
+        generation: finished.truncation.generation,
+        end_offset: finished.truncation.end_offset,
+        next_generation: finished.truncation.next_generation,
+    });
+    // Durable before the first append: see the journal's module on recovery.
+    store.manifest.commit(ManifestEdit {
+        journal_truncations: Some(cuts),
+        last_sequence: Some(store.last_sequence.load(Ordering::SeqCst)),
+        next_file_number: Some(store.next_file_number.load(Ordering::Relaxed)),
+        ..ManifestEdit::default()
+    })?;
+    let journal = finished.journal;
+    if replayed_through > 0 && journal.synced_position() < journal.next_position() {
+        store.background.queue_settling(replayed_through);
+    }
+    store.journal.set(journal).expect("set once");
+    Ok(replay.references.into_inner())
+}
+
+impl Replay<'_> {
+    /// Side by side if the buffer holds everything, else one after the other.
+    fn run(&self, recovered: &mut Recovered, state: &ManifestState) -> Result<()> {
+        self.prepare_buffer(recovered.replayed_bytes_max()?)?;
+        let outcome = recovered.replay_in_parallel(thread_count(), |batch| self.batch(batch));
+        match outcome {
+            Ok(()) => return Ok(()),
+            Err(ReplayError::Journal(error)) => return Err(error.into()),
+            Err(ReplayError::Receiver(Stop::Failed(error))) => return Err(error),
+            Err(ReplayError::Receiver(Stop::Exhausted)) => {}
+        }
+        self.store
+            .forget_restored(build_tree(state, &self.store.tables))?;
+        recovered
+            .replay(|entry| self.entry_in_order(&entry))
+            .map_err(|error| match error {
+                ReplayError::Journal(error) => error.into(),
+                ReplayError::Receiver(error) => error,
+            })
+    }
+
+    /// Faults in the memory that records will take. All threads do it together before they begin: done by one
+    /// of them meanwhile, it keeps the others from growing their heaps.
+    fn prepare_buffer(&self, bytes: u64) -> Result<()> {
+        let buffer = &self.store.buffer;
+        if bytes < PREPARED_BYTES_MIN {
+            return Ok(());
+        }
+        side_by_side(thread_count(), |next| {
+            while next().is_some() {
+                buffer.prepare(bytes)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn batch(&self, batch: &ReplayBatch) -> std::result::Result<(), Stop> {
+        let buffer = &self.store.buffer;
+        if buffer.wants_growth() {
+            buffer.grow_ahead()?;
+        }
+        let mut operations = Vec::new();
+        for entry in batch.entries() {
+            self.each_operation(&entry, |fields, position| {
+                operations.push((fields, position));
+                Ok::<(), Stop>(())
+            })?;
+        }
+        let guard = crossbeam_epoch::pin();
+        let routed: Vec<_> = operations
+            .iter()
+            .map(|(fields, _)| self.store.route(fields.key, &guard))
+            .collect();
+        for (at, (fields, position)) in operations.iter().enumerate() {
+            if let Some(later) = routed.get(at + LOOK_AHEAD) {
+                self.store
+                    .fetch_ahead(later, &operations[at + LOOK_AHEAD].0);
+            }
+            let restored = self
+                .store
+                .restore_from_journal(fields, *position, routed[at], &guard)?;
+            match restored {
+                Restored::Yes => self.references.note(fields.kind, fields.value),
+                Restored::Flushed => {}
+                Restored::Exhausted => return Err(Stop::Exhausted),
+            }
+        }
+        Ok(())
+    }
+
+    fn entry_in_order(&self, entry: &ReplayedEntry<'_>) -> Result<()> {
+        self.each_operation(entry, |fields, position| {
+            loop {
+                let guard = crossbeam_epoch::pin();
+                let partition = self.store.route(fields.key, &guard);
+                match self
+                    .store
+                    .restore_from_journal(&fields, position, partition, &guard)?
+                {
+                    Restored::Yes => self.references.note(fields.kind, fields.value),
+                    Restored::Flushed => {}
+                    Restored::Exhausted => {
+                        drop(guard);
+                        self.store.flush_for_restore()?;
+                        continue;
+                    }
+                }
+                return Ok(());
+            }
+        })
+    }
+
+    /// Calls `restore` with every operation of an entry, and the entry's position.
+    fn each_operation<'e, E: From<Error>>(
+        &self,
+        entry: &ReplayedEntry<'e>,
+        mut restore: impl FnMut(RecordFields<'e>, u64) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let mut payload = entry.payload;
+        let mut sequence = entry.first_sequence;
+        while !payload.is_empty() {
+            let Some((operation, rest)) = split_operation(payload) else {
+                let message = format!(
+                    "an entry of journal generation {} is malformed",
+                    entry.position.generation()
+                );
+                return Err(E::from(Error::Corruption {
+                    file: self.directory.to_path_buf(),
+                    offset: entry.position.offset(),
+                    message,
+                }));
+            };
+            let fields = RecordFields {
+                kind: operation.kind,
+                sequence,
+                previous: 0,
+                signature: operation.signature,
+                batch: None,
+                key: operation.key,
+                value: operation.value,
+            };
+            restore(fields, entry.position.to_u64())?;
+            sequence += 1;
+            payload = rest;
+        }
+        let last = entry.first_sequence + u64::from(entry.sequence_count) - 1;
+        self.replayed_through.fetch_max(last, Ordering::Relaxed);
+        Ok(())
+    }
+}

@@ -1,0 +1,159 @@
+//! The pool's records are indexed where they lie: from the image of a clean close, or by a scan.
+//!
+//! Runs come in no order and hold the records of one partition each, as it was when they were written, so
+//! threads take them one by one. A record of a batch counts only if the batch is whole, which is known when
+//! all runs were read: a run is left at its first such record, and gone through to its end in a second pass.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+
+use super::super::buffer::RunHandle;
+use super::super::manifest::ManifestState;
+use super::super::record_layout::{BatchMembership, Record};
+use super::super::store::Store;
+use super::threads::side_by_side;
+use super::{References, image};
+use crate::Result;
+
+/// What the first pass finds out.
+#[derive(Debug, Default)]
+struct Found {
+    last_sequence: u64,
+    /// Of each batch by its first number: how many records it has, and how many were found.
+    batches: HashMap<u64, (u32, u32)>,
+    /// Runs with records of batches, and where the first of those lies.
+    postponed: Vec<(Arc<RunHandle>, u64)>,
+}
+
+impl Found {
+    fn note_batch(&mut self, batch: BatchMembership, count: u32) {
+        let last = batch.first_sequence + u64::from(batch.count) - 1;
+        self.last_sequence = self.last_sequence.max(last);
+        let first = batch.first_sequence;
+        self.batches.entry(first).or_insert((batch.count, 0)).1 += count;
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.last_sequence = self.last_sequence.max(other.last_sequence);
+        for (first_sequence, (count, seen)) in other.batches {
+            let batch = BatchMembership {
+                first_sequence,
+                count,
+            };
+            self.note_batch(batch, seen);
+        }
+        self.postponed.extend(other.postponed);
+    }
+
+    /// Whether all of a record's batch is there, or the manifest knows that it once was.
+    fn is_complete(&self, record: &Record<'_>, complete_through: u64) -> bool {
+        record.batch.is_none_or(|batch| {
+            batch.first_sequence <= complete_through
+                || self
+                    .batches
+                    .get(&batch.first_sequence)
+                    .is_some_and(|(count, seen)| seen == count)
+        })
+    }
+}
+
+/// Indexes the records that a pool holds. Returns the value files that they refer to.
+pub(super) fn recover(store: &Arc<Store>, state: &ManifestState) -> Result<HashSet<u64>> {
+    let image = store.take_pool_image(state)?;
+    let runs = store.buffer.attach_runs();
+    if let Some(image) = image
+        && let Some(references) = image::attach(store, state, &runs, &image)?
+    {
+        return Ok(references);
+    }
+    let references = References::default();
+    let found = Mutex::new(Found {
+        last_sequence: state.last_sequence,
+        ..Found::default()
+    });
+    side_by_side(runs.len(), |next| {
+        let mut own = Found::default();
+        while let Some(index) = next() {
+            index_run(store, &runs[index], &references, &mut own);
+        }
+        // A fence is the thread's own: it covers what this one flushed.
+        store.buffer.fence();
+        found.lock().merge(own);
+        Ok(())
+    })?;
+    let found = found.into_inner();
+    store
+        .last_sequence
+        .store(found.last_sequence, Ordering::SeqCst);
+    side_by_side(found.postponed.len(), |next| {
+        while let Some(index) = next() {
+            let (run, offset) = &found.postponed[index];
+            let is_complete =
+                |record: &Record<'_>| found.is_complete(record, state.complete_through);
+            finish_run(store, run, *offset, is_complete, &references);
+        }
+        store.buffer.fence();
+        Ok(())
+    })?;
+    Ok(references.into_inner())
+}
+
+/// Indexes the records of a run up to the first of a batch, and counts the others.
+fn index_run(store: &Store, run: &Arc<RunHandle>, references: &References, found: &mut Found) {
+    let guard = crossbeam_epoch::pin();
+    let mut last = None;
+    let mut postponed = None;
+    for (offset, record) in run.recovered_records(run.start()) {
+        found.last_sequence = found.last_sequence.max(record.sequence);
+        if let Some(batch) = record.batch {
+            postponed = postponed.or(Some(offset));
+            found.note_batch(batch, 1);
+        }
+        if postponed.is_none() {
+            last = Some((offset, record.len_bytes));
+            if store.restore_from_pool(run, offset, &record, &guard) {
+                references.note(record.kind, record.value);
+            }
+        }
+    }
+    // The process may have died between the stores of the last record and their fence.
+    if let Some((offset, len_bytes)) = last {
+        run.flush(offset, len_bytes);
+    }
+    found
+        .postponed
+        .extend(postponed.map(|offset| (run.clone(), offset)));
+}
+
+/// Indexes the records of a run from the first of a batch on.
+fn finish_run(
+    store: &Store,
+    run: &Arc<RunHandle>,
+    start: u64,
+    is_complete: impl Fn(&Record<'_>) -> bool,
+    references: &References,
+) {
+    let guard = crossbeam_epoch::pin();
+    let mut last = None;
+    for (offset, record) in run.recovered_records(start) {
+        if !is_complete(&record) {
+            // A later recovery must not take it for part of a batch that the manifest by then
+            // declares complete.
+            run.invalidate(offset);
+            break;
+        }
+        if record.batch.is_some() {
+            run.flush(offset, record.len_bytes);
+        }
+        last = Some((offset, record.len_bytes));
+        if store.restore_from_pool(run, offset, &record, &guard) {
+            references.note(record.kind, record.value);
+        }
+    }
+    if let Some((offset, len_bytes)) = last {
+        run.flush(offset, len_bytes);
+    }
+}

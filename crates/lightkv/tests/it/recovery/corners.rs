@@ -1,0 +1,162 @@
+//! Moments that hardly ever come by themselves.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lightkv::{Db, Error};
+use lightkv_vfs::{DirectoryEntry, FileLock, MemoryVfs, OpenMode, Vfs, VfsFile};
+use parking_lot::Mutex;
+
+use super::{Map, Medium, assert_holds, collect, key, value, wait_until};
+
+#[test]
+fn a_full_buffer_is_an_error_after_a_while_and_writes_go_on_when_it_empties() {
+    for has_pool in [false, true] {
+        let mut medium = match has_pool {
+            false => Medium::with_journal(),
+            true => Medium::with_pool(),
+        };
+        medium.tuning.buffer_bytes = Some(128 << 10);
+        medium.tuning.room_wait_max = Some(Duration::from_millis(30));
+        let db = medium.open();
+        let mut map = Map::new();
+        // Flushes hang in their syncs.
+        medium.vfs.set_sync_duration(Duration::from_secs(1));
+        let mut number = 0;
+        let limit_bytes = loop {
+            let bytes = value(number, 500);
+            match db.put(key(number), &bytes) {
+                Ok(()) => map.insert(key(number), bytes),
+                Err(Error::BufferFull { limit_bytes }) => break limit_bytes,
+                Err(error) => panic!("{error:?}"),
+            };
+            number += 1;
+            assert!(number < 5000, "pool {has_pool}: the buffer is never full");
+        };
+        assert_eq!(limit_bytes, 128 << 10);
+        // Reads, and the next writes, are as ever.
+        assert_eq!(db.get(key(number)).unwrap(), None, "it was refused");
+        medium.vfs.set_sync_duration(Duration::ZERO);
+        wait_until(|| db.put(key(number), b"now").is_ok());
+        map.insert(key(number), b"now".to_vec());
+        for number in 0..200 {
+            let bytes = value(number ^ 7, 100);
+            wait_until(|| db.put(key(number), &bytes).is_ok());
+            map.insert(key(number), bytes);
+        }
+        db.flush().unwrap();
+        assert_holds(&db, &map);
+        assert_holds(&medium.kill_image().open(), &map);
+    }
+}
+
+/// Overtakes a get: when the first value file is opened, it is replaced.
+#[derive(Default)]
+struct Overtaker(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl std::fmt::Debug for Overtaker {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Overtaker")
+    }
+}
+
+/// A file system that calls an [`Overtaker`] before it opens a value file for reading.
+#[derive(Debug)]
+struct OvertakingVfs {
+    inner: MemoryVfs,
+    overtaker: Arc<Overtaker>,
+}
+
+impl Vfs for OvertakingVfs {
+    fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>> {
+        if mode == OpenMode::Read && path.starts_with("/store/values") {
+            let overtake = self.overtaker.0.lock().take();
+            if let Some(overtake) = overtake {
+                overtake();
+            }
+        }
+        self.inner.open(path, mode)
+    }
+
+    fn create_directory(&self, path: &Path) -> io::Result<()> {
+        self.inner.create_directory(path)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.inner.remove_file(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.inner.rename(from, to)
+    }
+
+    fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.inner.hard_link(from, to)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<DirectoryEntry>> {
+        self.inner.list(path)
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        self.inner.exists(path)
+    }
+
+    fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        self.inner.sync_directory(path)
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Box<dyn FileLock>> {
+        self.inner.lock(path)
+    }
+
+    fn available_bytes(&self, path: &Path) -> io::Result<u64> {
+        self.inner.available_bytes(path)
+    }
+}
+
+fn value_files(vfs: &MemoryVfs) -> usize {
+    vfs.list("/store/values".as_ref()).unwrap().len()
+}
+
+/// Two merges between a get's look at the tables and its reading of a value's file retire that file: the get
+/// holds the first table, but the second was the last to name the file.
+#[test]
+fn a_get_that_merges_overtake_looks_again() {
+    let medium = Medium::with_journal();
+    let overtaker = Arc::new(Overtaker::default());
+    let vfs = OvertakingVfs {
+        inner: medium.vfs.clone(),
+        overtaker: overtaker.clone(),
+    };
+    let db = medium.options().vfs(Arc::new(vfs)).open("/store").unwrap();
+    db.put(b"large", value(1, 5000)).unwrap();
+    db.flush().unwrap();
+    assert_eq!(value_files(&medium.vfs), 1);
+    let overtake = {
+        let (db, vfs): (Db, MemoryVfs) = (db.clone(), medium.vfs.clone());
+        move || {
+            let merge = |key: &[u8], value: &[u8]| {
+                db.put(key, value).unwrap();
+                db.flush().unwrap();
+                db.compact(..).unwrap();
+            };
+            merge(b"other", b"value");
+            merge(b"large", b"no longer");
+            wait_until(|| {
+                let _ = db.get(b"other");
+                db.flush().unwrap();
+                value_files(&vfs) == 0
+            });
+        }
+    };
+    *overtaker.0.lock() = Some(Box::new(overtake));
+    assert_eq!(
+        db.get(b"large").unwrap().as_deref(),
+        Some(&b"no longer"[..])
+    );
+    assert!(overtaker.0.lock().is_none(), "no value file was read");
+    assert_eq!(collect(&db).len(), 2);
+}
