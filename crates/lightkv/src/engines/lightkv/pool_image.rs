@@ -10,7 +10,7 @@
 //! Whatever is wrong with an image is a warning, and the pool is scanned.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -131,7 +131,7 @@ impl Store {
     pub(crate) fn take_pool_image(&self, state: &ManifestState) -> Result<Option<PoolImage>> {
         let marks = self.buffer.clean_marks();
         let path = self.image_path(NAME);
-        let exists = |path: &PathBuf| {
+        let exists = |path: &Path| {
             self.vfs
                 .exists(path)
                 .map_err(|error| io(path, "look for", error))
@@ -178,7 +178,7 @@ impl Store {
         Ok(image)
     }
 
-    fn read_pool_image(&self, path: &PathBuf) -> std::result::Result<PoolImage, &'static str> {
+    fn read_pool_image(&self, path: &Path) -> std::result::Result<PoolImage, &'static str> {
         let unreadable = |_| "it cannot be read";
         let file = self.vfs.open(path, OpenMode::Read).map_err(unreadable)?;
         let len = file.len_bytes().map_err(unreadable)?;
