@@ -13,8 +13,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::pool_image_layout::CleanMark;
 use super::record_layout::{
-    ALIGNMENT, Extent, HEADER_LEN, Place, Record, RecordFields, encode_header, is_header_of,
-    record_len,
+    ALIGNMENT, Extent, HEADER_LEN, Place, Record, RecordFields, encode_header, record_len,
 };
 use crate::{Error, Result};
 
@@ -194,19 +193,16 @@ impl WriteBuffer {
         }))
     }
 
-    /// Whether at an offset of a run that nobody writes begins what may be a record of this signature: its
-    /// lengths stay within the run. Its checksum is not looked at.
+    /// Whether at an offset of a run that nobody writes begins a whole record of this signature, checksum
+    /// included.
     pub(crate) fn is_record_of(&self, run: &RunHandle, offset: u64, signature: u32) -> bool {
-        if !offset.is_multiple_of(ALIGNMENT)
-            || offset < run.start()
-            || offset + HEADER_LEN as u64 > run.end()
-        {
-            return false;
-        }
-        let mut header = [0; HEADER_LEN];
-        self.pool.read(offset, &mut header);
-        let extent = Extent::of(&header);
-        extent.len() as u64 <= run.end() - offset && is_header_of(&header, signature)
+        let is_place = offset.is_multiple_of(ALIGNMENT)
+            && offset >= run.start()
+            && offset + HEADER_LEN as u64 <= run.end();
+        // SAFETY: the place lies in the run, and only recovery calls this, before any writer exists.
+        is_place
+            && unsafe { self.record_checked(run, offset) }
+                .is_some_and(|record| record.signature == signature)
     }
 
     /// The runs of records that a reopened pool holds.

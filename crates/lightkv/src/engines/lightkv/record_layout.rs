@@ -160,12 +160,6 @@ impl Extent {
     }
 }
 
-/// Whether a header is one of a record of this signature, as far as a header tells.
-pub(crate) fn is_header_of(header: &[u8; HEADER_LEN], signature: u32) -> bool {
-    let kind = u64_at(header, 8) as u8;
-    u32_at(header, 28) == signature && EntryKind::from_number(kind).is_some()
-}
-
 impl<'a> Record<'a> {
     /// Reads a record whose bytes are known to be one: `bytes` holds exactly [`Extent::len`] of them.
     #[inline]

@@ -83,7 +83,7 @@ fn match_runs(runs: &[Arc<RunHandle>], image: &PoolImage) -> Option<Vec<Arc<RunH
 }
 
 /// One partition. `None` if an entry does not lead to a record of its signature in a run of the leaf, so that
-/// whatever a pool holds, a reader stays inside of it.
+/// whatever became of a pool while it was closed, no reader meets it: then the pool is scanned.
 fn attach_leaf(
     store: &Store,
     state: &ManifestState,
