@@ -117,7 +117,7 @@ impl Default for Options {
 
 impl Options {
     /// The defaults: engine `lightkv`, no persistent memory (a journal in the store's directory), a
-    /// memory budget of 1 GiB, no compression, one thread that compacts beside the one that flushes.
+    /// memory budget of 1 GiB, no compression, one thread that compacts beside the two that flush.
     pub fn new() -> Self {
         Self {
             engine: EngineKind::default(),
@@ -169,7 +169,7 @@ impl Options {
         self
     }
 
-    /// Threads that compact, 1 to 64; default 1. One more thread flushes.
+    /// Threads that compact, at low priority, 1 to 64; default 1. Two more flush.
     pub fn background_threads(mut self, threads: usize) -> Self {
         self.background_threads = threads;
         self
