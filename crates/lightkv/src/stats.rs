@@ -115,8 +115,8 @@ numbers! {
         cache_bytes,
         /// What the cache may grow to, as the rest of the memory budget leaves it, in bytes.
         cache_capacity_bytes,
-        /// Memory behind the write buffer, used or not, in bytes.
-        buffer_memory_bytes,
+        /// Memory set aside for the write buffer, used or not, in bytes.
+        buffer_reserved_bytes,
         /// Memory set aside for mapped journal files, in bytes.
         journal_memory_bytes,
         /// Sorted views of unflushed records, in bytes.

@@ -161,6 +161,8 @@ impl Drop for RealLock {
         // Closing is not enough: a process that another thread has just forked shares the open file until
         // it executes its program, and the lock would live on there.
         let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+        // A store goes away: if it is not the last one, others make new ones.
+        ring::drop_kept();
     }
 }
 

@@ -161,3 +161,96 @@ fn a_flushed_hit_costs_one_read_and_a_miss_none() {
         }
     }
 }
+
+/// Records of 1 KiB in several tables a partition, with a cache far smaller than they are.
+fn flushed_store(directory: &std::path::Path, records: u64) -> Db {
+    let db = Options::new()
+        .memory_budget(16 << 20)
+        .tuning(Tuning {
+            buffer_bytes: Some(4 << 20),
+            ..Tuning::default()
+        })
+        .open(directory.join("store"))
+        .unwrap();
+    for number in 0..records {
+        let number = (number * 48_271) % records;
+        db.put(key(number * 2), [number as u8; 1024]).unwrap();
+    }
+    db.flush().unwrap();
+    while db.stats().levels.pending_bytes > 0 {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    db
+}
+
+#[test]
+fn scans_read_what_they_return_and_nothing_behind_their_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let records = 50_000;
+    let db = flushed_store(directory.path(), records);
+    let mut random = SmallRng::seed_from_u64(3);
+    let mut bytes_of = |scan: &mut dyn FnMut(u64)| {
+        let before = db.stats().counters;
+        for _ in 0..300 {
+            scan(random.random_range(0..records - 200) * 2);
+        }
+        db.stats().counters.since(&before).table_bytes_read / 300
+    };
+    let hundred = bytes_of(&mut |from| {
+        assert_eq!(db.scan(key(from).as_bytes()..).take(100).count(), 100);
+    });
+    let hundred_back = bytes_of(&mut |from| {
+        let to = key(from + 200);
+        assert_eq!(db.scan(..to.as_bytes()).rev().take(100).count(), 100);
+    });
+    let one_of_many = bytes_of(&mut |from| {
+        assert!(db.scan(key(from).as_bytes()..).next().is_some());
+    });
+    let one_alone = bytes_of(&mut |from| {
+        let (from, to) = (key(from), key(from + 1));
+        assert_eq!(db.scan(from.as_bytes()..to.as_bytes()).count(), 1);
+    });
+    println!(
+        "bytes a scan: 100 records {hundred}, backward {hundred_back}, the first of many {one_of_many}, one {one_alone}"
+    );
+    assert!(hundred < 300 << 10, "{hundred} bytes");
+    assert!(hundred_back < 300 << 10, "{hundred_back} bytes");
+    assert!(one_of_many < 64 << 10, "{one_of_many} bytes");
+    assert!(one_alone * 3 < one_of_many * 2, "{one_alone} bytes");
+}
+
+#[test]
+fn the_cache_takes_what_the_rest_of_the_budget_leaves() {
+    let directory = tempfile::tempdir().unwrap();
+    let budget = 64 << 20;
+    let store = directory.path().join("store");
+    let levels_of = |db: &Db| {
+        // The shares are looked at when background work ends, and every 100 ms.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let levels = db.stats().levels;
+        let parts = levels.cache_capacity_bytes
+            + levels.buffer_reserved_bytes
+            + levels.journal_memory_bytes
+            + levels.index_bytes_flushed
+            + levels.index_bytes_memory
+            + levels.sorted_view_bytes
+            + levels.read_ahead_bytes;
+        assert!(parts <= budget, "{levels:?}");
+        assert!(levels.cache_bytes <= levels.cache_capacity_bytes);
+        levels
+    };
+    let db = Options::new().memory_budget(budget).open(&store).unwrap();
+    for number in 0..60_000 {
+        db.put(key(number), [7; 1024]).unwrap();
+    }
+    levels_of(&db);
+    db.flush().unwrap();
+    db.close().unwrap();
+    let db = Options::new().memory_budget(budget).open(&store).unwrap();
+    for number in 0..60_000 {
+        assert!(db.get(key(number)).unwrap().is_some());
+    }
+    let read = levels_of(&db);
+    assert!(read.cache_capacity_bytes > budget / 3, "{read:?}");
+    assert!(read.cache_bytes > read.cache_capacity_bytes / 2, "{read:?}");
+}

@@ -69,6 +69,13 @@ fn take_ring() -> Option<IoUring> {
     }
 }
 
+/// Gives the descriptors of rings that nobody uses back.
+pub(super) fn drop_kept() {
+    // Dropped after the lock: closing a ring takes a while.
+    let kept = std::mem::take(&mut *KEPT.lock());
+    drop(kept);
+}
+
 fn is_out_of_descriptors(error: &io::Error) -> bool {
     use rustix::io::Errno;
     [Errno::MFILE, Errno::NFILE]

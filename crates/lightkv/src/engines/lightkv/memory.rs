@@ -1,9 +1,9 @@
 //! The one memory budget: what holds memory now, and what that leaves to the cache.
 //!
-//! The write buffer, the journal and the indexes need what they need; the buffer has a limit of its own, the
-//! indexes grow with the data. The cache is the part that can give way: it has what the others leave, and
-//! gives it back when they grow. So a store that is only read has nearly all of its budget as a cache, and a
-//! store under load has at least a small one.
+//! The write buffer and the journal have limits of their own, which are set aside whether they are reached or
+//! not: a buffer fills faster than the allocator can give back the memory of evicted records, which lie among
+//! records that stay. The indexes grow with the data, slowly. The cache has what all these leave, and gives
+//! it back when they grow.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -21,7 +21,7 @@ const WORK_PART: u64 = 32;
 /// What holds memory, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MemoryParts {
-    /// The volatile pool, or the mapped one.
+    /// Set aside for the write buffer, volatile or mapped.
     pub(crate) buffer: u64,
     /// Journal files that are being written or made ready.
     pub(crate) journal: u64,
@@ -83,11 +83,7 @@ impl Store {
     /// What holds memory now, the cache left out. Walks all partitions.
     pub(crate) fn memory_parts(&self) -> MemoryParts {
         let mut parts = MemoryParts {
-            buffer: self
-                .buffer
-                .pool()
-                .size_bytes()
-                .min(self.buffer.limit_bytes()),
+            buffer: self.buffer.limit_bytes(),
             // The file that is written, and the one that is made ready.
             journal: self
                 .journal

@@ -46,8 +46,7 @@ impl RunSource {
         (at < list.run_len(run) && walk.reaches(&list.in_run(run, at).table)).then_some(at)
     }
 
-    /// A source that is not yet placed, and the read that placing it needs, if any. `at` is from
-    /// [`RunSource::first_table`].
+    /// A source that is not yet placed. `at` is from [`RunSource::first_table`].
     pub(crate) fn new(
         list: &Arc<TableList>,
         run: usize,
@@ -55,11 +54,9 @@ impl RunSource {
         walk: Walk<'_>,
         share: f64,
         first_bytes: u64,
-    ) -> Result<(Self, Option<ReadRequest>)> {
-        let table = &list.in_run(run, at).table;
-        let mut table = TableSource::new(table, walk, share, first_bytes)?;
-        let request = table.iterator.prepare(walk.seek())?;
-        let source = Self {
+    ) -> Result<Self> {
+        let table = TableSource::new(&list.in_run(run, at).table, walk, share, first_bytes)?;
+        Ok(Self {
             list: list.clone(),
             run,
             at,
@@ -69,11 +66,18 @@ impl RunSource {
             share,
             next_bytes: first_bytes,
             table: Some(table),
-        };
-        Ok((source, request))
+        })
     }
 
-    /// Takes what the read of [`RunSource::new`] gave.
+    /// The read that placing it needs, if any.
+    pub(crate) fn prepare(&mut self, seek: Seek<'_>) -> Result<Option<ReadRequest>> {
+        match &mut self.table {
+            Some(table) => Ok(table.iterator.prepare(seek)?),
+            None => Ok(None),
+        }
+    }
+
+    /// Takes what the read of [`RunSource::prepare`] gave.
     pub(crate) fn accept(&mut self, read: FinishedRead) {
         if let Some(table) = &mut self.table {
             table.iterator.accept(read);

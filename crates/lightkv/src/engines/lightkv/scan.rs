@@ -209,7 +209,7 @@ impl StoreScan {
                 }
             };
             scan.read_ahead
-                .step(store, &mut scan.sources, self.walked_bytes)?;
+                .step(store, &mut scan.sources, self.walked_bytes);
             for source in &mut scan.sources {
                 if source.key() == Some(&key) {
                     source.advance(store)?;

@@ -55,6 +55,8 @@ impl<'a> Walk<'a> {
 const FIRST_READ_BYTES: u64 = 24 << 10;
 /// Most that a long scan reads ahead from all tables together, half of it while it walks through the other.
 const READ_AHEAD_BYTES: u64 = 2 << 20;
+/// A device does not do more side by side for one reader, and each holds a file open.
+const READS_AT_ONCE_MAX: usize = 8;
 /// Least that a long scan reads ahead from one table.
 const READ_AHEAD_BYTES_MIN: u64 = 64 << 10;
 
@@ -82,12 +84,7 @@ impl ReadAhead {
 
     /// Begins and ends reads as the walk needs them; to be called before each step.
     #[inline]
-    pub(crate) fn step(
-        &mut self,
-        store: &Store,
-        sources: &mut [ScanSource],
-        walked_bytes: u64,
-    ) -> Result<()> {
+    pub(crate) fn step(&mut self, store: &Store, sources: &mut [ScanSource], walked_bytes: u64) {
         if self.under_way.is_some() {
             let needs_next = |source: &ScanSource| match source {
                 ScanSource::Leaf(_) => false,
@@ -99,18 +96,17 @@ impl ReadAhead {
                 self.finish(sources);
             }
         } else if walked_bytes >= self.at_bytes {
-            self.begin(store, sources)?;
+            self.begin(store, sources);
         }
-        Ok(())
     }
 
     #[cold]
-    fn begin(&mut self, store: &Store, sources: &mut [ScanSource]) -> Result<()> {
+    fn begin(&mut self, store: &Store, sources: &mut [ScanSource]) {
         let bytes = self.next_bytes;
         if bytes > READ_AHEAD_BYTES / 2 {
             // From now on each table reads ahead by itself, windows of its full length.
             self.at_bytes = u64::MAX;
-            return Ok(());
+            return;
         }
         self.at_bytes += bytes / 5 * 4;
         self.next_bytes *= READ_AHEAD_GROWTH as u64;
@@ -122,16 +118,23 @@ impl ReadAhead {
                     continue;
                 };
                 let share = (bytes as f64 * table.share) as usize;
-                if let Some(request) = table.iterator.prepare_next(share)? {
-                    places.push((place, at));
-                    requests.push(request);
+                match table.iterator.prepare_next(share) {
+                    Ok(Some(request)) => {
+                        places.push((place, at));
+                        requests.push(request);
+                    }
+                    Ok(None) => {}
+                    // The walk meets the same error, if it comes there and the error lasts.
+                    Err(_) => break,
                 }
+            }
+            if requests.len() >= READS_AT_ONCE_MAX {
+                break;
             }
         }
         if !requests.is_empty() {
             self.under_way = Some((places, store.vfs.start_reads(requests)));
         }
-        Ok(())
     }
 
     #[cold]
@@ -151,6 +154,28 @@ impl ReadAhead {
     }
 }
 
+/// What several runs read first, and which runs those are.
+#[derive(Default)]
+struct FirstReads {
+    places: Vec<usize>,
+    requests: Vec<ReadRequest>,
+}
+
+impl FirstReads {
+    /// Reads, and hands over what was read.
+    fn finish(&mut self, store: &Store, placed: &mut [RunSource]) {
+        let mut requests = std::mem::take(&mut self.requests);
+        let finished = match requests.len() {
+            // One alone is not worth beginning first and waiting later.
+            0 | 1 => requests.drain(..).map(ReadRequest::read).collect(),
+            _ => store.vfs.start_reads(requests).wait(),
+        };
+        for (place, read) in self.places.drain(..).zip(finished) {
+            placed[place].accept(read);
+        }
+    }
+}
+
 /// Places a walk in the runs of tables that can hold keys of it, behind the sources that there are. What has
 /// to be read first is read from all of them at once, from each as much as is likely to be wanted of it:
 /// entries are spread over runs as bytes are.
@@ -165,24 +190,26 @@ pub(crate) fn add_table_sources(
         .collect();
     let all_bytes: u64 = reached.iter().map(|&(run, _)| tables.run_bytes(run)).sum();
     let first_bytes = (walk.walked_bytes * 2).clamp(FIRST_READ_BYTES, READ_AHEAD_BYTES / 2);
-    let (mut placed, mut places, mut requests) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut placed, mut first_reads) = (Vec::new(), FirstReads::default());
     for (run, at) in reached {
         let share = tables.run_bytes(run) as f64 / all_bytes.max(1) as f64;
-        let (source, request) = RunSource::new(tables, run, at, walk, share, first_bytes)?;
-        if let Some(request) = request {
-            places.push(placed.len());
-            requests.push(request);
+        let mut source = RunSource::new(tables, run, at, walk, share, first_bytes)?;
+        let mut prepared = source.prepare(walk.seek());
+        if prepared.is_err() && !first_reads.requests.is_empty() {
+            // Perhaps for want of descriptors, which the reads so far hold.
+            first_reads.finish(store, &mut placed);
+            prepared = source.prepare(walk.seek());
+        }
+        if let Some(request) = prepared? {
+            first_reads.places.push(placed.len());
+            first_reads.requests.push(request);
         }
         placed.push(source);
+        if first_reads.requests.len() >= READS_AT_ONCE_MAX {
+            first_reads.finish(store, &mut placed);
+        }
     }
-    let finished = match requests.len() {
-        // One alone is not worth beginning first and waiting later.
-        1 => requests.drain(..).map(ReadRequest::read).collect(),
-        _ => store.vfs.start_reads(requests).wait(),
-    };
-    for (place, read) in places.into_iter().zip(finished) {
-        placed[place].accept(read);
-    }
+    first_reads.finish(store, &mut placed);
     for mut source in placed {
         source.place(walk.seek())?;
         if source.key().is_some() {

@@ -59,7 +59,7 @@ impl Store {
             buffer_bytes: self.buffer.used_bytes(),
             cache_bytes: self.tables.shared.cache_bytes(),
             cache_capacity_bytes: self.tables.shared.cache_capacity_bytes(),
-            buffer_memory_bytes: parts.buffer,
+            buffer_reserved_bytes: parts.buffer,
             journal_memory_bytes: parts.journal,
             sorted_view_bytes: parts.sorted_views,
             read_ahead_bytes: parts.read_ahead,
