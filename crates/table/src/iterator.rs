@@ -1,7 +1,7 @@
 //! Walks through a table in either direction.
 //!
 //! Single blocks come from the cache, or are read and cached. A walk that goes on past the blocks it
-//! finds cached reads ahead, four times as much each time up to 512 KiB, into a window of its own: a long
+//! finds cached reads ahead, four times as much each time up to 256 KiB, into a window of its own: a long
 //! scan neither waits for each block nor washes the cache out. Blocks are used where they lie in the
 //! window. Once the walk is long, the next window is read while this one is walked through.
 //!
@@ -19,8 +19,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Longest read ahead, and length of every read in compaction mode.
-const READ_AHEAD_BYTES_MAX: usize = 512 << 10;
+/// Longest read ahead by default, and length of every read in compaction mode.
+const READ_AHEAD_BYTES_MAX: usize = 256 << 10;
 /// Each read ahead of a scan is so many times as long as the one before.
 pub const READ_AHEAD_GROWTH: usize = 5;
 /// So much of a scan is put into the cache; what follows is not.
@@ -31,7 +31,7 @@ const CACHED_SCAN_BYTES: usize = 128 << 10;
 pub enum Access {
     /// A user's scan: read ahead grows with its length.
     Scan,
-    /// A merge of whole tables: reads 512 KiB at a time, leaves the block cache alone, and drops what
+    /// A merge of whole tables: reads 256 KiB at a time, leaves the block cache alone, and drops what
     /// it has read from the kernel's page cache.
     Compaction,
 }

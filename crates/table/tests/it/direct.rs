@@ -83,7 +83,7 @@ fn tables_leave_the_page_cache_alone() {
     assert!(!merge.valid());
     let reads = shared.counters().table_reads - before.table_reads;
     assert!(
-        reads <= 2 * summary.file_len_bytes / (512 << 10),
+        reads <= 2 * summary.file_len_bytes / (256 << 10),
         "{reads} reads for {} bytes",
         summary.file_len_bytes
     );

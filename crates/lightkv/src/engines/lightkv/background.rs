@@ -387,6 +387,9 @@ impl Background {
                 // Growing ahead and recycling are tried again by themselves; a writer that really needs the
                 // space meets the error itself.
                 tracing::warn!(path = %path.display(), "no space left to prepare for writers");
+                if let Job::Settle(through) = job {
+                    queue.settle = Some(through);
+                }
                 self.ended.notify_all();
                 self.work.wait_for(&mut queue, RETRY_INTERVAL);
                 return;

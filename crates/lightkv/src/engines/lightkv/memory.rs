@@ -124,7 +124,7 @@ impl Store {
 fn cache_capacity_bytes(budget_bytes: u64, used_bytes: u64) -> u64 {
     let left = budget_bytes.saturating_sub(used_bytes);
     // What the cache remembers of evicted entries, and what the allocator cannot use, is not in its own count.
-    (left / 10 * 9).max(budget_bytes / CACHE_PART_MIN)
+    (left / 10 * 7).max(budget_bytes / CACHE_PART_MIN)
 }
 
 #[cfg(test)]
@@ -133,8 +133,8 @@ mod tests {
 
     #[test]
     fn the_cache_has_what_is_left_but_never_nothing() {
-        assert_eq!(cache_capacity_bytes(1000, 0), 900);
-        assert_eq!(cache_capacity_bytes(1000, 500), 450);
+        assert_eq!(cache_capacity_bytes(1000, 0), 700);
+        assert_eq!(cache_capacity_bytes(1000, 500), 350);
         assert_eq!(cache_capacity_bytes(1000, 999), 20);
         assert_eq!(cache_capacity_bytes(1000, 5000), 20);
     }

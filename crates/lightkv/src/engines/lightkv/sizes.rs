@@ -91,7 +91,8 @@ impl Sizes {
             journal_limit_bytes: buffer_bytes * 2 + 2 * journal_file_bytes,
             block_bytes: tuning.block_bytes.unwrap_or(4096),
             large_value_bytes: tuning.large_value_bytes.unwrap_or(1 << 20),
-            cache_bytes: budget / 10 * 9,
+            // Decides how much the cache's policy remembers, too; more than this is never left.
+            cache_bytes: budget / 2,
             budget_bytes: budget,
             room_wait_max: tuning.room_wait_max.unwrap_or(ROOM_WAIT_MAX),
         }
