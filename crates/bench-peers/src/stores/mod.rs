@@ -28,6 +28,7 @@ use crate::failure::Failure;
 const FULL_MEMTABLE_BYTES: f64 = (64 << 20) as f64;
 
 /// Bits a key of Bloom filters, where that can be chosen.
+#[cfg(any(feature = "fjall", feature = "leveldb", feature = "rocksdb"))]
 const BLOOM_BITS: u8 = 10;
 
 /// Puts in one transaction of the stores that only have transactions.
@@ -120,6 +121,7 @@ pub(crate) struct StoreSettings {
 
 impl StoreSettings {
     /// Background threads: as many as there are processors.
+    #[cfg(any(feature = "fjall", feature = "rocksdb"))]
     fn background_threads(&self) -> usize {
         std::thread::available_parallelism().map_or(2, usize::from)
     }
@@ -130,6 +132,7 @@ impl StoreSettings {
     }
 
     /// Bytes of a block cache beside the page cache, where that can be chosen: as much as a memtable.
+    #[cfg(any(feature = "fjall", feature = "leveldb", feature = "rocksdb"))]
     fn block_cache_bytes(&self) -> usize {
         self.memtable_bytes()
     }

@@ -68,8 +68,15 @@ pub(crate) struct ReadAhead {
     next_bytes: u64,
     /// Where the scan begins to read them, in bytes that it has returned.
     at_bytes: u64,
-    /// Indexes of sources with the places of their tables, and the reads for these.
-    under_way: Option<(Vec<(usize, usize)>, Box<dyn PendingReads>)>,
+    under_way: Option<UnderWay>,
+}
+
+/// Reads that were begun, and whom they are for.
+#[derive(Debug)]
+struct UnderWay {
+    /// Index of the source, and place of its table within the run.
+    places: Vec<(usize, usize)>,
+    reads: Box<dyn PendingReads>,
 }
 
 impl ReadAhead {
@@ -133,13 +140,14 @@ impl ReadAhead {
             }
         }
         if !requests.is_empty() {
-            self.under_way = Some((places, store.vfs.start_reads(requests)));
+            let reads = store.vfs.start_reads(requests);
+            self.under_way = Some(UnderWay { places, reads });
         }
     }
 
     #[cold]
     fn finish(&mut self, sources: &mut [ScanSource]) {
-        let Some((places, reads)) = self.under_way.take() else {
+        let Some(UnderWay { places, reads }) = self.under_way.take() else {
             return;
         };
         for ((place, at), read) in places.into_iter().zip(reads.wait()) {
