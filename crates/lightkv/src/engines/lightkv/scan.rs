@@ -61,7 +61,7 @@ impl PartitionScan {
         let mut sources = Vec::with_capacity(1 + view.frozen.len() + view.tables.runs());
         for leaf in std::iter::once(&view.top).chain(&view.frozen) {
             if leaf.index.len() > 0 {
-                LeafSource::add(&mut sources, store, leaf, walk);
+                sources.push(ScanSource::Leaf(LeafSource::new(store, leaf, walk)));
             }
         }
         // Tables may reach over the partition's bounds: what lies there is another one's.

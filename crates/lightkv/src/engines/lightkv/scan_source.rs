@@ -7,7 +7,7 @@ use lightkv_vfs::{PendingReads, ReadRequest};
 
 use super::partition::Leaf;
 use super::run_source::RunSource;
-use super::sorted_view::{SortedRun, lower_bound};
+use super::sorted_view::{SortedEntry, SortedRun, key_order, lower_bound};
 use super::store::Store;
 use super::table_list::TableList;
 use super::table_set::Table;
@@ -246,7 +246,7 @@ impl ScanSource {
     /// What the visible version says; only at a key.
     pub(crate) fn kind(&self) -> EntryKind {
         match self {
-            Self::Leaf(source) => source.current.expect("placed").0,
+            Self::Leaf(source) => source.current.expect("placed").1,
             Self::Run(source) => source.kind(),
         }
     }
@@ -255,7 +255,7 @@ impl ScanSource {
     pub(crate) fn value<'a>(&'a self, store: &'a Store) -> &'a [u8] {
         match self {
             Self::Leaf(source) => {
-                let (_, offset) = source.current.expect("placed");
+                let (.., offset) = source.current.expect("placed");
                 // SAFETY: the source holds the leaf, which keeps its records.
                 unsafe { store.buffer.record(offset) }.value
             }
@@ -267,8 +267,7 @@ impl ScanSource {
     pub(crate) fn advance(&mut self, store: &Store) -> Result<()> {
         match self {
             Self::Leaf(source) => {
-                source.step();
-                source.settle(store);
+                source.advance(store);
                 Ok(())
             }
             Self::Run(source) => source.advance(),
@@ -276,86 +275,130 @@ impl ScanSource {
     }
 }
 
-/// A run of a leaf's sorted view and a place in it.
+/// A leaf's sorted view and a place in it.
+///
+/// INVARIANT. Only the newest record of a key in the leaf may be asked for its versions: what is not linked
+/// from it is hidden, also if an older run still has it. (A delete that nobody's moment precedes frees
+/// the slot of its key, and a later put links to nothing before it.) So the runs are merged in here.
 pub(crate) struct LeafSource {
     /// Keeps the records that the view points to.
     leaf: Arc<Leaf>,
-    run: Arc<SortedRun>,
+    /// Newest first.
+    runs: Vec<RunPlace>,
     direction: Direction,
     sequence_max: u64,
-    /// Forward: index of the present entry. Backward: index after it.
-    at: usize,
     /// Copied, so that comparisons in the merge do not touch records.
     key: Vec<u8>,
-    /// Kind and pool offset of the visible version.
-    current: Option<(EntryKind, u64)>,
+    /// The entry it stands at, with kind and pool offset of the visible version.
+    current: Option<(SortedEntry, EntryKind, u64)>,
+}
+
+/// A place in a run of a sorted view.
+struct RunPlace {
+    run: Arc<SortedRun>,
+    /// Forward: index of the present entry. Backward: index after it.
+    at: usize,
+}
+
+impl RunPlace {
+    #[inline]
+    fn head(&self, direction: Direction) -> Option<SortedEntry> {
+        let index = match direction {
+            Direction::Forward => Some(self.at),
+            Direction::Backward => self.at.checked_sub(1),
+        };
+        index.and_then(|index| self.run.get(index)).copied()
+    }
+
+    #[inline]
+    fn step(&mut self, direction: Direction) {
+        match direction {
+            Direction::Forward => self.at += 1,
+            Direction::Backward => self.at -= 1,
+        }
+    }
 }
 
 impl LeafSource {
-    /// Places a walk in a leaf, behind the sources that there are: one source for each run of its sorted
-    /// view that has keys of the walk, newest first.
-    pub(crate) fn add(
-        sources: &mut Vec<ScanSource>,
-        store: &Store,
-        leaf: &Arc<Leaf>,
-        walk: Walk<'_>,
-    ) {
-        for run in leaf.sorted(&store.buffer).runs() {
-            let source = Self::new(store, leaf.clone(), run.clone(), walk);
-            if source.current.is_some() {
-                sources.push(ScanSource::Leaf(source));
-            }
-        }
-    }
-
     /// At the first key of the walk.
-    fn new(store: &Store, leaf: Arc<Leaf>, run: Arc<SortedRun>, walk: Walk<'_>) -> Self {
-        let at = match (walk.start, walk.direction) {
-            (Some(start), _) => lower_bound(&run, start, &leaf, &store.buffer),
-            (None, Direction::Forward) => 0,
-            (None, Direction::Backward) => run.len(),
+    pub(crate) fn new(store: &Store, leaf: &Arc<Leaf>, walk: Walk<'_>) -> Self {
+        let view = leaf.sorted(&store.buffer);
+        let place = |run: &Arc<SortedRun>| {
+            let at = match (walk.start, walk.direction) {
+                (Some(start), _) => lower_bound(run, start, leaf, &store.buffer),
+                (None, Direction::Forward) => 0,
+                (None, Direction::Backward) => run.len(),
+            };
+            let run = run.clone();
+            RunPlace { run, at }
         };
-        let (key, current) = (Vec::new(), None);
         let mut source = Self {
-            leaf,
-            run,
+            leaf: leaf.clone(),
+            runs: view.runs().map(place).collect(),
             direction: walk.direction,
             sequence_max: walk.sequence_max,
-            at,
-            key,
-            current,
+            key: Vec::new(),
+            current: None,
         };
         source.settle(store);
         source
     }
 
-    fn step(&mut self) {
-        match self.direction {
-            Direction::Forward => self.at += 1,
-            Direction::Backward => self.at -= 1,
+    /// The next key of all runs, by its newest record.
+    #[inline]
+    fn next_entry(&self, store: &Store) -> Option<SortedEntry> {
+        let mut best: Option<SortedEntry> = None;
+        for run in &self.runs {
+            let Some(head) = run.head(self.direction) else {
+                continue;
+            };
+            let is_better = best.is_none_or(|best| {
+                let order = key_order(&head, &best, &store.buffer);
+                match self.direction {
+                    Direction::Forward => order.is_lt(),
+                    Direction::Backward => order.is_gt(),
+                }
+            });
+            if is_better {
+                best = Some(head);
+            }
         }
+        best
+    }
+
+    /// Moves all runs past the key of an entry.
+    #[inline]
+    fn pass(&mut self, entry: SortedEntry, store: &Store) {
+        for run in &mut self.runs {
+            if run
+                .head(self.direction)
+                .is_some_and(|head| key_order(&head, &entry, &store.buffer).is_eq())
+            {
+                run.step(self.direction);
+            }
+        }
+    }
+
+    fn advance(&mut self, store: &Store) {
+        if let Some((entry, ..)) = self.current {
+            self.pass(entry, store);
+        }
+        self.settle(store);
     }
 
     /// Finds the nearest key from the present place on that has a visible version.
     fn settle(&mut self, store: &Store) {
         debug_assert!(Arc::strong_count(&self.leaf) > 0);
         self.current = None;
-        loop {
-            let index = match self.direction {
-                Direction::Forward => Some(self.at),
-                Direction::Backward => self.at.checked_sub(1),
-            };
-            let Some(entry) = index.and_then(|index| self.run.get(index)) else {
-                return;
-            };
+        while let Some(entry) = self.next_entry(store) {
             if let Some((record, offset)) = store.version_offset_at(entry.offset, self.sequence_max)
             {
                 self.key.clear();
                 self.key.extend_from_slice(record.key);
-                self.current = Some((record.kind, offset));
+                self.current = Some((entry, record.kind, offset));
                 return;
             }
-            self.step();
+            self.pass(entry, store);
         }
     }
 }

@@ -203,7 +203,9 @@ fn merge(long: &[SortedEntry], short: &[SortedEntry], buffer: &WriteBuffer) -> V
     merged
 }
 
-fn key_order(a: &SortedEntry, b: &SortedEntry, buffer: &WriteBuffer) -> Ordering {
+/// Orders by key.
+#[inline]
+pub(crate) fn key_order(a: &SortedEntry, b: &SortedEntry, buffer: &WriteBuffer) -> Ordering {
     a.prefix.cmp(&b.prefix).then_with(|| {
         // SAFETY: as in `compare`.
         let (a, b) = unsafe { (buffer.record(a.offset), buffer.record(b.offset)) };
