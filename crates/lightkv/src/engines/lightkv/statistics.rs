@@ -27,7 +27,8 @@ impl Store {
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         Counters {
             // Each put and delete since the open has drawn one number.
-            puts: load(&self.last_sequence).saturating_sub(load(&self.recovered_through)),
+            puts: (self.last_sequence.load(Ordering::Relaxed))
+                .saturating_sub(load(&self.recovered_through)),
             gets_hit: own.gets_hit,
             gets_miss: own.gets_miss,
             fences: pool.fences,
