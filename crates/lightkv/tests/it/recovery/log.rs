@@ -1,15 +1,23 @@
 //! What an operation says to the log.
+//!
+//! One subscriber for the whole process, which listens all the time: while none is there, or the first one
+//! comes and goes, another thread's event may be the first of its place in the code, and `tracing` then
+//! remembers for ever that nobody wants to hear it.
 
+use std::cell::RefCell;
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::Once;
 
-use parking_lot::Mutex;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<String>>>);
+thread_local! {
+    /// Of each [`logged`] that this thread is in, what was said within it and no inner one.
+    static MESSAGES: RefCell<Vec<Vec<String>>> = const { RefCell::new(Vec::new()) };
+}
+
+struct Log;
 
 struct Message(String);
 
@@ -37,7 +45,11 @@ impl Subscriber for Log {
     fn event(&self, event: &Event<'_>) {
         let mut message = Message(String::new());
         event.record(&mut message);
-        self.0.lock().push(message.0);
+        MESSAGES.with_borrow_mut(|messages| {
+            if let Some(messages) = messages.last_mut() {
+                messages.push(message.0);
+            }
+        });
     }
 
     fn enter(&self, _: &Id) {}
@@ -47,9 +59,13 @@ impl Subscriber for Log {
 
 /// Runs `operation` and gives what this thread logged meanwhile.
 pub(super) fn logged<T>(operation: impl FnOnce() -> T) -> (T, Vec<String>) {
-    let log = Log::default();
-    let result = tracing::subscriber::with_default(log.clone(), operation);
-    let messages = std::mem::take(&mut *log.0.lock());
+    static SUBSCRIBE: Once = Once::new();
+    SUBSCRIBE.call_once(|| {
+        tracing::subscriber::set_global_default(Log).expect("the only subscriber of this process");
+    });
+    MESSAGES.with_borrow_mut(|messages| messages.push(Vec::new()));
+    let result = operation();
+    let messages = MESSAGES.with_borrow_mut(|messages| messages.pop().expect("pushed above"));
     (result, messages)
 }
 
