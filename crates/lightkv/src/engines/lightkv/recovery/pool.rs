@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -88,16 +88,25 @@ pub(super) fn recover(store: &Arc<Store>, state: &ManifestState) -> Result<HashS
     store
         .last_sequence
         .store(found.last_sequence, Ordering::SeqCst);
+    let has_dropped = AtomicBool::new(false);
     side_by_side(found.postponed.len(), |next| {
         while let Some(index) = next() {
             let (run, offset) = &found.postponed[index];
             let is_complete =
                 |record: &Record<'_>| found.is_complete(record, state.complete_through);
-            finish_run(store, run, *offset, is_complete, &references);
+            if finish_run(store, run, *offset, is_complete, &references) {
+                has_dropped.store(true, Ordering::Relaxed);
+            }
         }
         store.buffer.fence();
         Ok(())
     })?;
+    // On an ordinary file a fence does nothing for a power loss. Before a manifest can declare the dropped
+    // batches complete, their records must be invalid for ever; without any, the pool may stay as dirty as
+    // a kill left it.
+    if has_dropped.into_inner() && store.durability().synced.is_some() {
+        store.sync()?;
+    }
     Ok(references.into_inner())
 }
 
@@ -128,21 +137,23 @@ fn index_run(store: &Store, run: &Arc<RunHandle>, references: &References, found
         .extend(postponed.map(|offset| (run.clone(), offset)));
 }
 
-/// Indexes the records of a run from the first of a batch on.
+/// Indexes the records of a run from the first of a batch on. Whether one of an incomplete batch was dropped.
 fn finish_run(
     store: &Store,
     run: &Arc<RunHandle>,
     start: u64,
     is_complete: impl Fn(&Record<'_>) -> bool,
     references: &References,
-) {
+) -> bool {
     let guard = crossbeam_epoch::pin();
     let mut last = None;
+    let mut has_dropped = false;
     for (offset, record) in run.recovered_records(start) {
         if !is_complete(&record) {
             // A later recovery must not take it for part of a batch that the manifest by then
             // declares complete.
             run.invalidate(offset);
+            has_dropped = true;
             break;
         }
         if record.batch.is_some() {
@@ -156,4 +167,5 @@ fn finish_run(
     if let Some((offset, len_bytes)) = last {
         run.flush(offset, len_bytes);
     }
+    has_dropped
 }
