@@ -41,6 +41,7 @@ UNSAFE = {
     "crates/lightkv/src/engines/lightkv/top_leaf/loom_tests.rs": "tests that argument",
     "crates/lightkv/src/engines/lightkv/verify.rs": RECORDS,
     "crates/lightkv/src/engines/lightkv/write.rs": RECORDS,
+    "crates/lightkv/tests/kill/power_loss/volume.rs": "shuts a file system down",
     "crates/pmem/src/access.rs": "checks ranges and hands them to the stores",
     "crates/pmem/src/emulated.rs": "takes the state that a crash leaves",
     "crates/pmem/src/map.rs": "reserves address space and maps extents into it",

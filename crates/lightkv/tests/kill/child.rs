@@ -121,6 +121,14 @@ pub(crate) fn abort_on_panic() {
     }));
 }
 
+/// All entries of the store.
+pub(crate) fn contents(db: &Db) -> HashMap<Vec<u8>, Vec<u8>> {
+    db.scan(..)
+        .map(|entry| entry.map(|(key, value)| (key.to_vec(), value.to_vec())))
+        .collect::<Result<_, _>>()
+        .expect("a scan")
+}
+
 /// Compares the whole store with the expected state, and finds out what became of writes in flight.
 pub(crate) fn check(
     db: &Db,

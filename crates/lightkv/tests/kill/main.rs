@@ -11,6 +11,8 @@
 //!   what is there is not DAX;
 //! - `LIGHTKV_KILL_SLOWDOWN`: how many times slower than usual the machine is, for example because it is
 //!   emulated: moments and patience are stretched by that.
+//! - `LIGHTKV_POWER_LOSSES`: how often each file system loses power. Set, it is a failure if this machine cannot
+//!   do that: it takes root, loop devices, `mkfs.ext4` and `mkfs.xfs`.
 //!
 //! `tools/dax-guest` runs this program in a machine with DAX, and also cuts that machine's power.
 
@@ -19,12 +21,14 @@ mod cycles;
 mod model;
 mod plan;
 mod power_cut;
+mod power_loss;
 mod progress;
 mod random;
 mod setup;
 
 use std::time::Instant;
 
+use power_loss::FileSystem;
 use setup::Medium;
 
 /// Tells the program that it is a child, and what to do.
@@ -33,6 +37,9 @@ const TASK_VARIABLE: &str = "LIGHTKV_KILL_TASK";
 const POWER_CUT_VARIABLE: &str = "LIGHTKV_POWER_CUT_TASK";
 /// Cycles of each kind of store without `LIGHTKV_KILL_CYCLES`.
 const CYCLES_DEFAULT: u64 = 24;
+
+/// Power losses of each file system without `LIGHTKV_POWER_LOSSES`.
+const POWER_LOSSES_DEFAULT: u64 = 24;
 
 fn number_from_environment(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
@@ -95,4 +102,37 @@ fn acknowledged_writes_survive_kills_with_a_pool_on_dax() {
         return;
     }
     kill_loop(Medium::PoolOnDax);
+}
+
+/// Not a test: the process whose volume loses power.
+#[test]
+fn power_loss_child() {
+    if let Ok(task) = std::env::var(power_loss::TASK_VARIABLE) {
+        power_loss::run_child(&task);
+    }
+}
+
+fn lose_power(file_system: FileSystem) {
+    let losses = number_from_environment("LIGHTKV_POWER_LOSSES", POWER_LOSSES_DEFAULT);
+    let seed = number_from_environment("LIGHTKV_KILL_SEED", 1);
+    let start = Instant::now();
+    match power_loss::run(file_system, losses, seed) {
+        Ok(report) => eprintln!("{file_system:?}: {report}, in {:?}", start.elapsed()),
+        Err(lack) if std::env::var_os("LIGHTKV_POWER_LOSSES").is_none() => {
+            eprintln!(
+                "skipped: this machine can make no {file_system:?} to cut the power of: {lack}"
+            );
+        }
+        Err(lack) => panic!("no {file_system:?} to cut the power of: {lack}"),
+    }
+}
+
+#[test]
+fn synced_writes_survive_power_losses_on_ext4() {
+    lose_power(FileSystem::Ext4);
+}
+
+#[test]
+fn synced_writes_survive_power_losses_on_xfs() {
+    lose_power(FileSystem::Xfs);
 }

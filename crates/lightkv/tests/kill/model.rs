@@ -1,6 +1,8 @@
 //! What must be in the store: for each key the number of the operation that set it last.
 
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use crate::plan::{Plan, THREADS};
@@ -40,6 +42,81 @@ impl ThreadModel {
             self.last[index] = number;
         }
         self.through = number;
+    }
+
+    /// The first state after some operation of a range whose values are the ones found, and the last such
+    /// operation. If there is none, the keys that are not as the first operation left them.
+    pub(crate) fn states(
+        &self,
+        plan: &Plan,
+        through: RangeInclusive<u64>,
+        found: &HashMap<Vec<u8>, Vec<u8>>,
+    ) -> Result<(Self, u64), BTreeSet<usize>> {
+        let mut model = self.clone();
+        for number in self.through + 1..=*through.start() {
+            model.apply(plan, number);
+        }
+        let keys: Vec<Vec<u8>> = (0..plan.keys).map(|index| plan.key(index)).collect();
+        let differs = |model: &Self, index: usize| {
+            found.get(&keys[index]) != plan.value(model.last[index], index).as_ref()
+        };
+        let mut different: BTreeSet<usize> = (0..plan.keys)
+            .filter(|&index| differs(&model, index))
+            .collect();
+        let at_first = different.clone();
+        let mut first = None;
+        let mut last = 0;
+        for number in through {
+            if number > model.through {
+                model.apply(plan, number);
+                for (index, _) in plan.operation(number).changes {
+                    if differs(&model, index) {
+                        different.insert(index);
+                    } else {
+                        different.remove(&index);
+                    }
+                }
+            }
+            if different.is_empty() {
+                last = number;
+                first.get_or_insert_with(|| model.clone());
+            }
+        }
+        first.map(|first| (first, last)).ok_or(at_first)
+    }
+
+    /// What was found, where each key must have the value that the first operation of a range left or one
+    /// that a later one of the range wrote.
+    pub(crate) fn any_of(
+        &self,
+        plan: &Plan,
+        through: RangeInclusive<u64>,
+        found: &HashMap<Vec<u8>, Vec<u8>>,
+    ) -> Self {
+        let mut model = self.clone();
+        for number in self.through + 1..=*through.start() {
+            model.apply(plan, number);
+        }
+        let mut candidates: Vec<Vec<u64>> = model.last.iter().map(|&last| vec![last]).collect();
+        for number in *through.start() + 1..=*through.end() {
+            for (index, _) in plan.operation(number).changes {
+                candidates[index].push(number);
+            }
+        }
+        for (index, candidates) in candidates.into_iter().enumerate() {
+            let value = found.get(&plan.key(index));
+            let is_left_by = |number: &u64| plan.value(*number, index).as_ref() == value;
+            model.last[index] = candidates.iter().copied().rfind(is_left_by).unwrap_or_else(|| {
+                panic!(
+                    "key {index}: found {:?} bytes, which operation {:?} left, and none of {candidates:?}, of which \
+                     the first must have survived; base {}, operations {through:?}",
+                    value.map(Vec::len),
+                    (0..=*through.end()).rfind(is_left_by),
+                    self.through,
+                )
+            });
+        }
+        model
     }
 
     /// Takes over what a dead child has told.

@@ -7,14 +7,13 @@
 //! after some operation, not before the last that is known. A thread writes one operation after the
 //! other, so that is all that a medium which keeps acknowledged writes can leave.
 
-use std::collections::{HashMap, HashSet};
 use std::fmt::Arguments;
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lightkv::{Db, Survives};
+use lightkv::Survives;
 
 use crate::child;
 use crate::model::ThreadModel;
@@ -125,13 +124,21 @@ pub(crate) fn run(task: &str) {
     let medium = task.setup.check_medium(db.durability());
     assert_eq!(db.durability().acknowledged, Survives::PowerLoss);
     port.say(format_args!("opened {medium}"));
-    let found = contents(&db);
+    let found = child::contents(&db);
     let models: Vec<ThreadModel> = plans
         .iter()
         .zip(&task.acknowledged)
         .enumerate()
         .map(|(thread, (plan, &acknowledged))| {
-            let model = state_after(plan, thread, acknowledged, &found);
+            let through = acknowledged..=acknowledged + UNREPORTED_MAX;
+            let (model, _) = ThreadModel::new(plan.keys)
+                .states(plan, through, &found)
+                .unwrap_or_else(|keys| {
+                    panic!(
+                        "thread {thread}: the store is in no state that there was from operation \
+                         {acknowledged}, the last acknowledged, on; keys that are not as it left them: {keys:?}"
+                    )
+                });
             port.say(format_args!("found {thread} {}", model.through));
             model
         })
@@ -154,48 +161,4 @@ pub(crate) fn run(task: &str) {
     );
     db.close().expect("close");
     port.say(format_args!("closed"));
-}
-
-fn contents(db: &Db) -> HashMap<Vec<u8>, Vec<u8>> {
-    db.scan(..)
-        .map(|entry| entry.map(|(key, value)| (key.to_vec(), value.to_vec())))
-        .collect::<Result<_, _>>()
-        .expect("a scan")
-}
-
-/// The state of a thread's keys, which is the one after some operation from `acknowledged` on.
-fn state_after(
-    plan: &Plan,
-    thread: usize,
-    acknowledged: u64,
-    found: &HashMap<Vec<u8>, Vec<u8>>,
-) -> ThreadModel {
-    let mut model = ThreadModel::new(plan.keys);
-    for number in 1..=acknowledged {
-        model.apply(plan, number);
-    }
-    let differs = |model: &ThreadModel, index: usize| {
-        found.get(&plan.key(index)) != plan.value(model.last[index], index).as_ref()
-    };
-    let mut different: HashSet<usize> = (0..plan.keys)
-        .filter(|&index| differs(&model, index))
-        .collect();
-    let at_acknowledged = different.clone();
-    while !different.is_empty() {
-        let number = model.through + 1;
-        assert!(
-            number <= acknowledged + UNREPORTED_MAX,
-            "thread {thread}: the store is in no state that there was from operation {acknowledged}, the last \
-             acknowledged, to {number}; keys that are not as {acknowledged} left them: {at_acknowledged:?}"
-        );
-        model.apply(plan, number);
-        for (index, _) in plan.operation(number).changes {
-            if differs(&model, index) {
-                different.insert(index);
-            } else {
-                different.remove(&index);
-            }
-        }
-    }
-    model
 }
