@@ -353,7 +353,10 @@ impl Background {
             }
             if !is_balanced {
                 // Nobody hears a call for work meanwhile, so the queue is looked at again before the wait.
-                MutexGuard::unlocked(&mut queue, || store.balance_memory());
+                MutexGuard::unlocked(&mut queue, || {
+                    store.tables.remove_discarded();
+                    store.balance_memory();
+                });
                 is_balanced = true;
                 continue;
             }
@@ -366,6 +369,7 @@ impl Background {
         if matches!(result, Err(Error::NoSpace { .. })) {
             // Removed files keep their space until the last guard that could reach them is gone.
             super::flush::collect_garbage();
+            store.tables.remove_discarded();
         }
         let mut queue = self.queue.lock();
         match result {

@@ -81,6 +81,7 @@ impl Store {
         drop(guard);
         self.release_journal()?;
         collect_garbage();
+        self.tables.remove_discarded();
         Ok(false)
     }
 
@@ -198,6 +199,7 @@ impl Store {
         self.pacing.flushed(bytes, start.elapsed());
         self.release_journal()?;
         collect_garbage();
+        self.tables.remove_discarded();
         // Only now: until its runs are free, the space is still on its way.
         self.frozen_bytes.fetch_sub(bytes, Ordering::Relaxed);
         Ok(())

@@ -1,4 +1,4 @@
-//! The store's sorted tables as the engine sees them: opened when first read, deleted when last used.
+//! The store's sorted tables as the engine sees them: opened when first read, deleted after the last use.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -23,6 +23,17 @@ pub(crate) struct TableContext {
     pub(crate) store_identity: u64,
     /// The tables that the manifest names.
     pub(crate) live: Mutex<HashMap<u64, Arc<Table>>>,
+    /// Tables that nobody reads any more and no manifest names.
+    pub(crate) discarded: Mutex<Vec<Discarded>>,
+}
+
+/// What is left of a table after its last reader. Removing and closing a file can take a hundred
+/// milliseconds, and the last reader may be anybody who lets go of an old view: a get, a put that holds a
+/// partition's lock. So it is done by the background threads.
+#[derive(Debug)]
+pub(crate) struct Discarded {
+    reader: Option<Arc<TableReader>>,
+    paths: Vec<PathBuf>,
 }
 
 impl TableContext {
@@ -50,6 +61,23 @@ impl TableContext {
         // Dropped after the lock, as above.
         let tables = std::mem::take(&mut *self.live.lock());
         drop(tables);
+        self.remove_discarded();
+    }
+
+    /// Removes the files of discarded tables. May take long; for background threads.
+    pub(crate) fn remove_discarded(&self) {
+        let discarded = std::mem::take(&mut *self.discarded.lock());
+        for table in discarded {
+            if let Some(reader) = table.reader {
+                reader.forget_blocks();
+            }
+            for path in table.paths {
+                // A file that cannot be removed is removed at the next open: no manifest names it.
+                if let Err(error) = self.vfs.remove_file(&path) {
+                    tracing::warn!(path = %path.display(), %error, "cannot remove an obsolete file");
+                }
+            }
+        }
     }
 
     /// All live tables.
@@ -167,22 +195,16 @@ impl Drop for Table {
         if !self.obsolete.load(Ordering::Acquire) {
             return;
         }
-        // A file that cannot be removed is removed at the next open: no manifest names it.
-        let remove = |path: PathBuf| {
-            if let Err(error) = self.context.vfs.remove_file(&path) {
-                tracing::warn!(path = %path.display(), %error, "cannot remove an obsolete file");
-            }
-        };
-        for &number in self.orphaned_values.get_mut().iter() {
-            remove(value_path(&self.context.directory, number));
-        }
-        if let Some(reader) = self.reader.get() {
-            reader.forget_blocks();
-        }
-        remove(table_path(
-            &self.context.directory,
-            self.metadata.file_number,
-        ));
+        let directory = &self.context.directory;
+        let values = self.orphaned_values.get_mut().iter();
+        let mut paths: Vec<PathBuf> = values
+            .map(|&number| value_path(directory, number))
+            .collect();
+        paths.push(table_path(directory, self.metadata.file_number));
+        self.context.discarded.lock().push(Discarded {
+            reader: self.reader.take(),
+            paths,
+        });
     }
 }
 
@@ -201,4 +223,43 @@ pub(crate) fn read_large_value(context: &TableContext, reference: &[u8]) -> Resu
         context.store_identity,
         &reference,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lightkv_vfs::{MemoryVfs, OpenMode};
+
+    /// Whoever reads a table last must not have to wait for the file system.
+    #[test]
+    fn the_last_reader_leaves_the_files_to_the_background() {
+        let vfs = MemoryVfs::new();
+        let directory = Path::new("/store");
+        for name in ["", "tables", "values"] {
+            vfs.create_directory(&directory.join(name)).unwrap();
+        }
+        let paths = [table_path(directory, 7), value_path(directory, 8)];
+        for path in &paths {
+            vfs.open(path, OpenMode::CreateNew).unwrap();
+        }
+        let context = Arc::new(TableContext {
+            vfs: Arc::new(vfs.clone()),
+            directory: directory.into(),
+            options: TableOptions::default(),
+            shared: Arc::new(TableShared::new(0, 1)),
+            store_identity: 1,
+            live: Mutex::default(),
+            discarded: Mutex::default(),
+        });
+        let reader = context.register(TableMetadata {
+            file_number: 7,
+            ..TableMetadata::default()
+        });
+        context.unregister(7, vec![8]);
+        context.remove_discarded();
+        drop(reader);
+        assert!(paths.iter().all(|path| vfs.exists(path).unwrap()));
+        context.remove_discarded();
+        assert!(!paths.iter().any(|path| vfs.exists(path).unwrap()));
+    }
 }

@@ -289,6 +289,7 @@ impl Store {
         };
         counter.fetch_add(count, Ordering::Relaxed);
         collect_garbage();
+        self.tables.remove_discarded();
         Ok(())
     }
 
