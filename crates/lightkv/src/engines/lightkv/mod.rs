@@ -174,6 +174,8 @@ impl LightKv {
             journal.stop();
         }
         self.wait_for_readers();
+        // What those readers were the last to hold; the background threads are gone.
+        self.store.tables.remove_discarded();
         if is_clean
             && self.has_pool()
             && let Err(error) = self.store.write_pool_image()
