@@ -46,7 +46,7 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 const KILL_SIGNAL: i32 = 9;
 const BUS_SIGNAL: i32 = 7;
 /// What every error says that comes from a volume without power.
-const INPUT_OUTPUT_ERROR: &str = "os error 5";
+const INPUT_OUTPUT_ERROR: &str = "Input/output error";
 
 /// What the process is told.
 #[derive(Debug)]
