@@ -151,41 +151,6 @@ fn interleaved_streams_are_written_once() {
     check_sequential("interleaved", 64, streams * each, order);
 }
 
-/// A key far from a stream that is overwritten all the time makes no table reach over the stream.
-#[test]
-fn a_stream_beside_a_counter_is_written_once() {
-    let db = small(1).open("/store").unwrap();
-    let records = 30_000;
-    let mut user_bytes = 0;
-    for number in 0..records {
-        user_bytes += (key(number).len() + VALUE_BYTES) as u64;
-        db.put(key(number), value(number, 0)).unwrap();
-        if number % 20 == 0 {
-            db.put("counter", number.to_string()).unwrap();
-        }
-    }
-    db.flush().unwrap();
-    settle(&db);
-    let before = db.stats().counters;
-    let amplification = before.table_bytes_written as f64 / user_bytes as f64;
-    assert!(amplification < 1.2, "{amplification} bytes written for one");
-    let gets = 2000;
-    for at in 0..gets {
-        db.get(key(at * 48_271 % records)).unwrap().unwrap();
-    }
-    let probes = db.stats().counters.since(&before).leaf_probes;
-    assert!(
-        probes <= gets + gets / 50,
-        "{probes} tables asked in {gets} gets"
-    );
-    let last = (records - 1) / 20 * 20;
-    assert_eq!(
-        *db.get("counter").unwrap().unwrap(),
-        *last.to_string().as_bytes()
-    );
-    db.verify().unwrap();
-}
-
 /// What overlaps one end of a long sorted run costs that end, not the run.
 #[test]
 fn a_merge_takes_only_what_overlaps() {

@@ -37,7 +37,7 @@ const DIGITS: usize = 15;
 /// The indices at which the second and later parts of `len` ascending keys begin.
 pub(crate) fn wide_gaps<'a>(len: usize, key_at: impl Fn(usize) -> &'a [u8]) -> Vec<usize> {
     let mut starts = Vec::new();
-    let mut pending: Vec<Range<usize>> = Vec::from([0..len]);
+    let mut pending: Vec<Range<usize>> = std::iter::once(0..len).collect();
     while let Some(part) = pending.pop() {
         if starts.len() + 1 < PARTS_MAX
             && let Some(start) = wide_gap(part.clone(), &key_at)
