@@ -293,7 +293,8 @@ impl Target for LightKvTarget {
     }
 
     fn is_settled(&self) -> bool {
-        self.db.stats().levels.pending_bytes == 0
+        let levels = self.db.stats().levels;
+        levels.pending_bytes == 0 && levels.pending_jobs == 0
     }
 
     fn space_bytes(&self) -> u64 {

@@ -23,7 +23,7 @@ const COUNTERS: [&str; 18] = [
     "stall_us_max",
 ];
 
-const LEVELS: [&str; 7] = [
+const LEVELS: [&str; 9] = [
     "flushed_keys",
     "index_bytes_flushed",
     "index_bytes_memory",
@@ -31,6 +31,8 @@ const LEVELS: [&str; 7] = [
     "cache_bytes",
     "partitions",
     "tables",
+    "pending_bytes",
+    "pending_jobs",
 ];
 
 fn loaded() -> Store {

@@ -34,10 +34,14 @@ fn small(max_leaf_nodes: usize) -> Options {
         .vfs(Arc::new(MemoryVfs::new()))
 }
 
-/// Waits until no merge is due.
+/// Waits until nothing is left to do for background work.
 fn settle(db: &Db) {
     let begin = Instant::now();
-    while db.stats().levels.pending_bytes > 0 {
+    let is_at_rest = || {
+        let levels = db.stats().levels;
+        levels.pending_bytes == 0 && levels.pending_jobs == 0
+    };
+    while !is_at_rest() {
         assert!(
             begin.elapsed() < Duration::from_secs(120),
             "merges do not end"
@@ -97,9 +101,8 @@ fn check_sequential(name: &str, leaves: usize, records: u64, order: impl Iterato
         db.get(key(at * 48_271 % records)).unwrap().unwrap();
     }
     let cost = db.stats().counters.since(&before);
-    // Where streams meet, the ranges of two tables overlap a little, depending on when flushes came.
     assert!(
-        cost.leaf_probes <= gets + gets / 8,
+        cost.leaf_probes <= gets + gets / 50,
         "{name}: {} tables asked in {gets} gets",
         cost.leaf_probes
     );
@@ -269,15 +272,9 @@ fn a_queue_does_not_grow() {
             }
         }
         settle(&db);
-        // Nobody deleted in the partitions that were split off last, and twice is the limit of the others; a load
-        // that is never collected is 30 times as large.
-        let limit = live_bytes(length) * 4 + (1 << 20);
-        // Garbage is looked for when there is nothing else to do, which a busy machine puts off.
-        let start = std::time::Instant::now();
-        while table_bytes(&db) >= limit && start.elapsed().as_secs() < 20 {
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
         let bytes = table_bytes(&db);
+        // Nobody deleted in the partitions that were split off last; twice is the limit of the others.
+        let limit = live_bytes(length) * 5 / 2 + (1 << 20);
         assert!(
             bytes < limit,
             "{leaves} leaves: {bytes} bytes, {limit} at most"
@@ -329,6 +326,9 @@ fn garbage_of_a_snapshot_goes_with_it() {
         }
         db.stats().counters.table_bytes_written - before
     };
+    // Two versions are just the limit, so it is the estimate's choice whether they are merged at once. Here they
+    // are, in vain; and now it is known.
+    db.compact(..).unwrap();
     written(1);
     let in_vain = written(10);
     assert!(in_vain < live_bytes(records), "{in_vain} bytes rewritten");

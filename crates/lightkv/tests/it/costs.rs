@@ -177,7 +177,7 @@ fn flushed_store(directory: &std::path::Path, records: u64) -> Db {
         db.put(key(number * 2), [number as u8; 1024]).unwrap();
     }
     db.flush().unwrap();
-    while db.stats().levels.pending_bytes > 0 {
+    while db.stats().levels.pending_bytes + db.stats().levels.pending_jobs > 0 {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     db

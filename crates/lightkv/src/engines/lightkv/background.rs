@@ -60,6 +60,8 @@ struct Queue {
     installations: VecDeque<Installation>,
     /// What recovery replayed is still to be synced; holds the number of its last record.
     settle: Option<u64>,
+    /// Flushes, merges and looks for merges that a thread is at.
+    running: u64,
     stopped: bool,
     /// A writer found the buffer full.
     urgent: bool,
@@ -102,6 +104,11 @@ enum Role {
 }
 
 impl Job {
+    /// Whether it changes tables or looks whether they ask for a change.
+    fn is_about_tables(&self) -> bool {
+        !matches!(self, Self::Grow | Self::Relieve { .. } | Self::Settle(_))
+    }
+
     /// The partition whose tables it merges.
     fn merging(&self) -> Option<&Arc<Partition>> {
         match self {
@@ -235,6 +242,17 @@ impl Background {
         self.queue.lock().considerations.push_back(partition);
     }
 
+    /// Flushes, merges and looks for merges that wait or run. While there are none, and no bytes of frozen
+    /// leaves, tables change only if somebody writes or lets go of a moment.
+    pub(crate) fn pending_jobs(&self, store: &Store) -> u64 {
+        let queue = self.queue.lock();
+        let waiting = queue.flushes.len()
+            + queue.compactions.len()
+            + queue.considerations.len()
+            + queue.installations.len();
+        waiting as u64 + queue.running + u64::from(store.may_sweep())
+    }
+
     /// Whether merges are to be given up, because the store closes.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
@@ -346,6 +364,8 @@ impl Background {
             if store.health.poisoned().is_none()
                 && let Some(job) = queue.next(store, role)
             {
+                // In the same step as it leaves its queue: it is counted at every moment.
+                queue.running += u64::from(job.is_about_tables());
                 return Some(job);
             }
             if role == Role::Keeper {
@@ -372,6 +392,7 @@ impl Background {
             store.tables.remove_discarded();
         }
         let mut queue = self.queue.lock();
+        queue.running -= u64::from(job.is_about_tables());
         match result {
             Ok(()) => {
                 if matches!(job, Job::Flush(_)) {

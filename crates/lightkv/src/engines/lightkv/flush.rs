@@ -19,6 +19,7 @@ use crossbeam_epoch::Guard;
 use lightkv_journal::JournalPosition;
 use lightkv_table::{EntryKind, TableWriter};
 
+use super::key_gaps::wide_gaps;
 use super::key_sketch::KeySketch;
 use super::manifest::{ManifestEdit, PartitionEdit, PartitionTable as ListedTable, TableMetadata};
 use super::partition::{Leaf, Partition, PartitionTable};
@@ -32,8 +33,8 @@ use crate::{Error, Result};
 /// What writing one frozen leaf yielded.
 #[derive(Debug, Default)]
 struct Flushed {
-    /// `None` if nothing of the leaf is needed any more.
-    table: Option<TableMetadata>,
+    /// One for each part that its keys fall into; none if nothing of the leaf is needed any more.
+    tables: Vec<TableMetadata>,
     /// Value files whose last reference was dropped.
     orphaned_values: Vec<u64>,
 }
@@ -192,7 +193,14 @@ impl Store {
         // all records here.
         let held = self.snapshots.list();
         self.secure_history(flushed_through)?;
-        let flushed = self.write_leaf(&leaf, &below, &held)?;
+        let mut flushed = Flushed::default();
+        if let Err(error) = self.write_leaf(&leaf, &below, &held, &mut flushed) {
+            // Nothing names the tables that were finished before.
+            for metadata in flushed.tables {
+                self.remove_unlisted(metadata);
+            }
+            return Err(error);
+        }
         self.install_flush(partition, &leaf, flushed_through, flushed)?;
         let bytes = leaf.segment.bytes();
         drop(leaf);
@@ -216,12 +224,28 @@ impl Store {
 
     /// Writes what is still needed of a frozen leaf. `below` are the tables under it: merges may replace
     /// them meanwhile, but never bring a key to where none of them has one.
-    fn write_leaf(&self, leaf: &Leaf, below: &TableList, held: &[u64]) -> Result<Flushed> {
+    fn write_leaf(
+        &self,
+        leaf: &Leaf,
+        below: &TableList,
+        held: &[u64],
+        flushed: &mut Flushed,
+    ) -> Result<()> {
         let sorted = leaf.sorted(&self.buffer).whole(&self.buffer);
-        let mut flushed = Flushed::default();
+        let mut starts = wide_gaps(sorted.len(), |at| {
+            // SAFETY: the flush holds the leaf, which keeps its records.
+            unsafe { self.buffer.record(sorted[at].offset) }.key
+        })
+        .into_iter()
+        .peekable();
         let mut writer: Option<TableWriter> = None;
         let mut versions = Vec::new();
-        for entry in sorted.iter() {
+        for (at, entry) in sorted.iter().enumerate() {
+            if starts.next_if_eq(&at).is_some()
+                && let Some(writer) = writer.take()
+            {
+                flushed.tables.push(self.finish_table(writer)?);
+            }
             self.versions_of(
                 entry.offset,
                 held,
@@ -252,9 +276,9 @@ impl Store {
             }
         }
         if let Some(writer) = writer {
-            flushed.table = Some(self.finish_table(writer)?);
+            flushed.tables.push(self.finish_table(writer)?);
         }
-        Ok(flushed)
+        Ok(())
     }
 
     /// The versions of one key that must be kept, newest first.
@@ -329,12 +353,11 @@ impl Store {
         let _installing = partition.installing.lock();
         let guard = crossbeam_epoch::pin();
         let mut tables = partition.view(&guard).tables.by_age().to_vec();
-        if let Some(metadata) = &flushed.table {
+        for metadata in &flushed.tables {
             let table = self.tables.register(metadata.clone());
             tables.insert(0, PartitionTable { table, weight: 0 });
         }
-        let added = flushed.table.into_iter().collect();
-        self.commit_tables(partition, flushed_through, &tables, added)?;
+        self.commit_tables(partition, flushed_through, &tables, flushed.tables)?;
         let tables = TableList::new(tables, &partition.lower);
         let wants_merge = self.wants_merge(partition, &tables);
         partition

@@ -7,6 +7,9 @@
 /// Registers of a sketch.
 pub(crate) const SKETCH_LEN_BYTES: usize = 128;
 
+/// Standard error of an estimate, as a share of it: `1.04 / sqrt(128)`.
+pub(crate) const STANDARD_ERROR: f64 = 0.092;
+
 /// Bits of a hash that choose a register.
 const INDEX_BITS: u32 = SKETCH_LEN_BYTES.trailing_zeros();
 

@@ -61,6 +61,7 @@ mod durability;
 mod flush;
 mod in_flight;
 mod journal_entry_layout;
+mod key_gaps;
 mod key_sketch;
 mod manifest;
 mod manifest_layout;

@@ -85,6 +85,7 @@ impl Store {
             }
             levels.pending_bytes += partition.merge_debt_bytes.load(Ordering::Relaxed);
         }
+        levels.pending_jobs = self.background.pending_jobs(self);
         let value_bytes: u64 = self
             .vfs
             .list(&self.directory.join("values"))
