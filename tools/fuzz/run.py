@@ -80,7 +80,7 @@ def fuzz(binary: pathlib.Path, target: dict, executions: int, options: argparse.
         f"-runs={executions}",
         f"-seed={options.seed}",
         f"-max_len={target['len_max']}",
-        "-timeout=10",
+        "-timeout=100",
         "-rss_limit_mb=1024",
         "-print_final_stats=1",
         f"-artifact_prefix={findings / name}-",
