@@ -1,51 +1,7 @@
-//! The command line of LightKV: load, query, inspect, maintain and measure a store.
-
-mod arguments;
-mod commands;
-mod escape;
-mod failure;
-mod formats;
-mod output;
-mod progress;
-mod size;
-mod store;
+//! The binary of the command line; everything is in the library.
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use clap::error::ErrorKind;
-
-use crate::arguments::Arguments;
-use crate::failure::Failure;
-
 fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
-        Ok(arguments) => arguments,
-        Err(error) => return refuse(&error),
-    };
-    match commands::run(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(arguments.store.json),
-    }
-}
-
-/// Answers a command line that is not a command: help and version are no errors.
-fn refuse(error: &clap::Error) -> ExitCode {
-    let asked = matches!(
-        error.kind(),
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
-    );
-    let json = std::env::args_os().any(|argument| argument == "--json");
-    if json && !asked {
-        let text = error.to_string();
-        let message = text.lines().next().unwrap_or_default();
-        let message = message
-            .strip_prefix("error: ")
-            .unwrap_or(message)
-            .to_owned();
-        return Failure::Usage(message).report(true);
-    }
-    // Nothing can be done about a closed output stream here.
-    let _unwritten = error.print();
-    ExitCode::from(error.exit_code() as u8)
+    lightkv_cli::main()
 }

@@ -177,6 +177,13 @@ impl EntryHeader {
         header
     }
 
+    /// Whether all of its sequence numbers are numbers.
+    fn has_possible_numbers(&self) -> bool {
+        self.first_sequence
+            .checked_add(u64::from(self.sequence_count))
+            .is_some()
+    }
+
     /// The header of an entry at `offset` of a file of `capacity_bytes`, or `None` if there is none:
     /// never written, torn, stale, damaged, or too long for the file. The payload is not checked yet.
     pub(crate) fn decode(
@@ -199,7 +206,9 @@ impl EntryHeader {
         let is_well_formed = if header.is_seal {
             header.payload_len as usize == SEAL_PAYLOAD_LEN_BYTES && header.sequence_count == 0
         } else {
-            u64::from(header.payload_len) <= PAYLOAD_LEN_MAX_BYTES && header.sequence_count > 0
+            u64::from(header.payload_len) <= PAYLOAD_LEN_MAX_BYTES
+                && header.sequence_count > 0
+                && header.has_possible_numbers()
         };
         let end = offset.checked_add(entry_len_bytes(u64::from(header.payload_len)))?;
         if !is_well_formed || end > capacity_bytes {
@@ -290,6 +299,21 @@ mod tests {
         assert_eq!(bytes[..4], lightkv_checksum::crc32c(&covered).to_le_bytes());
         let decoded = EntryHeader::decode(&bytes, seed, 4096, 1 << 20);
         assert_eq!(decoded, Some(entry()));
+    }
+
+    /// Whoever replays such an entry would count past the end of the numbers.
+    #[test]
+    fn numbers_beyond_the_last_are_no_entry() {
+        let seed = EntrySeed::new(1, 2);
+        for (first_sequence, is_entry) in [(u64::MAX - 3, true), (u64::MAX - 2, false)] {
+            let header = EntryHeader {
+                first_sequence,
+                ..entry()
+            };
+            let bytes = header.encode(seed, 4096);
+            let decoded = EntryHeader::decode(&bytes, seed, 4096, 1 << 20);
+            assert_eq!(decoded.is_some(), is_entry, "{first_sequence}");
+        }
     }
 
     #[test]

@@ -35,6 +35,9 @@
 mod entry_reader;
 mod error;
 mod file_pool;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod journal;
 mod journal_layout;
 mod mapped;

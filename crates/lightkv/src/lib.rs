@@ -51,6 +51,10 @@ pub use stats::{Counters, Levels, Stats, VerifyReport};
 #[doc(hidden)]
 pub use options::{PoolMedium, Tuning};
 
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use engines::lightkv::fuzzing;
+
 /// Longest key in bytes (64 KiB). A longer one is refused with [`Error::KeyTooLarge`].
 pub const KEY_LEN_MAX_BYTES: usize = 64 << 10;
 

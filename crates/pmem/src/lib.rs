@@ -51,6 +51,9 @@ mod allocator;
 mod counters;
 mod emulated;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod inspection;
 mod map;
 mod options;

@@ -282,7 +282,7 @@ impl UnitWord {
 
 /// CRC-7 with the polynomial x^7 + x^3 + 1 (the one of MMC): it detects any three flipped bits in
 /// words as short as ours, and maps zero to zero, so that a zero-filled table is a free one.
-fn crc7(payload: u64) -> u8 {
+pub(crate) fn crc7(payload: u64) -> u8 {
     let mut remainder = 0u8;
     for byte in payload.to_be_bytes() {
         remainder = CRC7_TABLE[usize::from((remainder << 1) ^ byte)];

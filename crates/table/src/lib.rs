@@ -27,6 +27,9 @@ mod compressor;
 mod error;
 mod file_handles;
 mod fuse;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod index_builder;
 mod iterator;
 mod leaf;

@@ -222,7 +222,7 @@ struct Separator {
 
 /// What is known of the entries visited so far.
 #[derive(Default)]
-struct EntryCheck {
+pub(crate) struct EntryCheck {
     cursor: BlockCursor,
     entries: u64,
     distinct_keys: u64,
@@ -277,7 +277,7 @@ impl EntryCheck {
 
     /// Checks what lookups rely on beyond the order: restarts are entries, in order, and each entry
     /// between them shares as much with the one before it as it can.
-    fn verify_frame(&mut self, payload: Payload<'_>) -> Result<(), Damage> {
+    pub(crate) fn verify_frame(&mut self, payload: Payload<'_>) -> Result<(), Damage> {
         let mut key: Vec<u8> = Vec::new();
         let mut at = payload.entries_start();
         let mut restart = 0;

@@ -1,7 +1,7 @@
 //! Bad input, foreign and damaged files, full disks and failing ones: typed errors, right answers, and
 //! nothing else.
 //!
-//! `LIGHTKV_CORRUPTION=all` damages every offset of every file instead of a sample.
+//! `LIGHTKV_CORRUPTION` damages more than a sample: a number of images, or `all` of them.
 
 mod corruption;
 mod io_errors;

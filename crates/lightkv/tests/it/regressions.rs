@@ -1,12 +1,12 @@
 //! Bugs that were found once, each by the shortest story that shows it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use lightkv::{Db, Options, PoolMedium, Tuning, WriteBatch, WriteOptions};
+use lightkv::{Db, Error, Options, PoolMedium, Tuning, WriteBatch, WriteOptions};
 use lightkv_pmem::{EmulatedBacking, EmulatedMedium};
 use lightkv_vfs::{Fault, FaultKind, MemoryVfs, OpenMode, Operation, Vfs};
 
@@ -60,6 +60,30 @@ impl Small {
 
 fn key(number: u64) -> String {
     format!("{number:016}")
+}
+
+/// A verification looked at the value files of tables only, and found nothing wrong with a store whose newest
+/// large values could not be read.
+#[test]
+fn a_damaged_value_of_an_unflushed_record_is_found_by_a_verification() {
+    for small in [Small::with_journal(), Small::with_pool()] {
+        let db = small.open();
+        db.put("large", vec![7; 5000]).unwrap();
+        assert_eq!(db.verify().unwrap().value_files, 1);
+        let directory = Path::new("/store/values");
+        let entries = small.vfs.list(directory).unwrap();
+        let path = directory.join(&entries[0].name);
+        let file = small.vfs.open(&path, OpenMode::ReadWrite).unwrap();
+        file.write_all_at(&[8], 4096 + 100).unwrap();
+        assert!(matches!(db.get("large"), Err(Error::Corruption { .. })));
+        let verified = db.verify();
+        assert!(
+            matches!(&verified, Err(Error::Corruption { file, .. }) if *file == path),
+            "{verified:?}"
+        );
+        db.delete("large").unwrap();
+        db.verify().unwrap();
+    }
 }
 
 /// Memory that waited for the guards of other threads kept the pool open for a while.

@@ -29,6 +29,8 @@
 //! together, and the writer's is taken before them.
 
 mod file;
+#[cfg(feature = "fuzzing")]
+pub(super) mod fuzzing;
 mod queue;
 mod state;
 #[cfg(test)]

@@ -59,6 +59,8 @@ mod counters;
 mod delays;
 mod durability;
 mod flush;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod in_flight;
 mod journal_entry_layout;
 mod key_gaps;

@@ -140,8 +140,8 @@ pub(crate) fn read(
 /// As [`read`].
 pub(crate) fn verify(vfs: &dyn Vfs, path: &Path, identity: u64, number: u64) -> Result<()> {
     let file = ValueFile::open(vfs, path, identity, number)?;
-    let mut buffer = vec![0; STRETCH_LEN_BYTES];
     let mut remaining = file.header.len_bytes;
+    let mut buffer = vec![0; remaining.min(STRETCH_LEN_BYTES as u64) as usize];
     for index in 0..file.checksums.len() {
         let len = remaining.min(STRETCH_LEN_BYTES as u64);
         file.read_stretch(index, &mut buffer[..len as usize])?;

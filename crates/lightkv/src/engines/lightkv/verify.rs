@@ -1,15 +1,19 @@
 //! Reading and checking everything.
 
+use std::collections::BTreeSet;
+
+use lightkv_table::EntryKind;
+
 use super::store::Store;
 use super::table_set::value_path;
-use super::value_file;
+use super::value_file::{self, ValueReference};
 use crate::{Error, Result, VerifyReport};
 
 impl Store {
     /// Checks every table, every unflushed record's way to its index, and every value file referred to.
     pub(crate) fn verify(&self) -> Result<VerifyReport> {
         let mut report = VerifyReport::default();
-        let mut value_files = std::collections::BTreeSet::new();
+        let mut value_files = BTreeSet::new();
         // Held to the end: a value file goes with the last table that refers to it.
         let tables = self.tables.all();
         for table in &tables {
@@ -29,6 +33,24 @@ impl Store {
                 });
             }
         }
+        value_files.extend(self.verify_buffer(&mut report)?);
+        for number in value_files {
+            let path = value_path(&self.directory, number);
+            match value_file::verify(self.vfs.as_ref(), &path, self.tables.store_identity, number) {
+                Ok(()) => report.value_files += 1,
+                // Meanwhile the record may have been replaced, or two merges have dropped the value: the
+                // table we hold was not its last.
+                Err(_) if !self.is_value_referenced(number)? => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(report)
+    }
+
+    /// Checks the unflushed records' way to their index; returns the value files that the newest of each key
+    /// refer to.
+    fn verify_buffer(&self, report: &mut VerifyReport) -> Result<BTreeSet<u64>> {
+        let mut value_files = BTreeSet::new();
         for partition in self.partitions() {
             // Slots are reused under the lock only: without it a signature may meet the next user's record.
             let _writer = partition.lock();
@@ -46,6 +68,10 @@ impl Store {
                     if self.hash(record.key).1 != signature || !partition.contains(record.key) {
                         stray = Some(offset);
                     }
+                    if record.kind == EntryKind::LargeValue {
+                        let reference = ValueReference::decode(record.value);
+                        value_files.extend(reference.map(|reference| reference.file_number));
+                    }
                 });
                 if let Some(offset) = stray {
                     return Err(Error::Corruption {
@@ -56,25 +82,23 @@ impl Store {
                 }
             }
         }
-        for number in value_files {
-            let path = value_path(&self.directory, number);
-            match value_file::verify(self.vfs.as_ref(), &path, self.tables.store_identity, number) {
-                Ok(()) => report.value_files += 1,
-                // Two merges meanwhile may have dropped the value: the table we hold was not its last.
-                Err(_) if !self.is_value_referenced(number) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(report)
+        Ok(value_files)
     }
 
-    /// Whether a table that the manifest names refers to a value file.
-    fn is_value_referenced(&self, number: u64) -> bool {
-        self.manifest.state(|state| {
-            state
-                .tables
-                .values()
-                .any(|table| table.references.contains(&number))
-        })
+    /// Whether an unflushed record or a table that the manifest names refers to a value file.
+    fn is_value_referenced(&self, number: u64) -> Result<bool> {
+        // In this order: a flush takes a reference from the one to the other.
+        let is_buffered = self
+            .verify_buffer(&mut VerifyReport::default())?
+            .contains(&number);
+        let is_in_a_table = || {
+            self.manifest.state(|state| {
+                state
+                    .tables
+                    .values()
+                    .any(|table| table.references.contains(&number))
+            })
+        };
+        Ok(is_buffered || is_in_a_table())
     }
 }

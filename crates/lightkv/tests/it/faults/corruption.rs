@@ -5,24 +5,40 @@
 //! one that was torn: earlier values of the keys that it held are accepted then. So do the records of a
 //! pool's run from the damage on. And a manifest that lost its end, or an
 //! older one in its place, is a valid manifest, which knows less than there was.
+//!
+//! Six kinds of damage are done at offsets: a bit or a byte flipped, 64 bytes zeroed, the file cut, and 512 bytes
+//! replaced by what an earlier time had there (a write that was lost) or by what stands elsewhere in the
+//! file (one that went to the wrong place). Four are done to whole files. Stores live in memory, pools on a
+//! tmpfs, and threads share the images.
+//!
+//! Without `LIGHTKV_CORRUPTION` there are a few images of each kind of file and damage. With a number there are about
+//! that many in each of the four tests, with `all` there is one for every damage at every offset (in long
+//! stretches of zeros, at every 64th). Each test prints its counts as a line of JSON.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use lightkv::{Db, Error, Result, WriteBatch};
+use lightkv_vfs::{MemoryVfs, OpenMode, Vfs};
 
 use super::{files_below, key, small_options};
 
 /// A case that takes longer hangs.
-const HANG_AFTER: Duration = Duration::from_secs(60);
-/// Damages of each kind to each file, without `LIGHTKV_CORRUPTION=all`.
-const SAMPLE: u64 = 2;
-/// Files of each kind that are damaged, without `LIGHTKV_CORRUPTION=all`.
-const FILES_OF_A_KIND: u64 = 2;
+const HANG_AFTER: Duration = Duration::from_secs(120);
+/// Images of each kind of file and damage, without `LIGHTKV_CORRUPTION`.
+const SAMPLE: usize = 4;
+/// Keys of a store.
+const KEYS: u64 = 150;
+/// Length of what is zeroed, and of a stretch of zeros in which not every offset is damaged.
+const ZEROED_LEN_BYTES: usize = 64;
+/// Length of what is replaced.
+const SECTOR_LEN_BYTES: usize = 512;
 
 /// All files of a store by their path in the directory that holds store and pool.
 type Image = BTreeMap<PathBuf, Vec<u8>>;
@@ -97,45 +113,134 @@ struct Subject {
     history: History,
 }
 
-fn open(directory: &Path, with_pool: bool) -> Result<Db> {
-    let options = small_options();
-    let pool = directory.join("pool");
-    let options = if with_pool {
-        options.pmem_path(pool)
-    } else {
-        options
-    };
-    options.open(directory.join("store"))
+/// What a store lives on: files in memory, below `/store`, and a pool below a directory.
+struct Media {
+    files: MemoryVfs,
+    /// Holds the directory `pool`, also where there is none.
+    directory: tempfile::TempDir,
+    with_pool: bool,
 }
 
-/// What is below the directory of an open store that does no more work, with relative paths.
-fn settled_image(directory: &Path) -> Image {
-    let mut last = image(directory);
-    loop {
-        std::thread::sleep(Duration::from_millis(100));
-        let present = image(directory);
-        if present == last {
-            return present;
+impl Media {
+    fn new(with_pool: bool) -> Self {
+        let directory = scratch();
+        fs::create_dir(directory.path().join("pool")).unwrap();
+        Self {
+            files: MemoryVfs::new(),
+            directory,
+            with_pool,
         }
-        last = present;
+    }
+
+    fn open(&self) -> Result<Db> {
+        let options = small_options().vfs(Arc::new(self.files.clone()));
+        let options = if self.with_pool {
+            options.pmem_path(self.directory.path().join("pool"))
+        } else {
+            options
+        };
+        options.open("/store")
+    }
+
+    /// Where a file of an image is.
+    fn path_of(&self, path: &Path) -> PathBuf {
+        if path.starts_with("pool") {
+            self.directory.path().join(path)
+        } else {
+            Path::new("/").join(path)
+        }
+    }
+
+    /// What there is, with relative paths.
+    fn image(&self) -> Image {
+        let mut image = Image::new();
+        read_tree(&self.files, Path::new("/store"), &mut image);
+        let pool = files_below(&self.directory.path().join("pool"));
+        image.extend(pool.into_iter().map(|(path, bytes)| {
+            let path = path.strip_prefix(self.directory.path()).unwrap();
+            (path.to_path_buf(), bytes)
+        }));
+        image
+    }
+
+    /// What there is in an open store that does no more work.
+    fn settled_image(&self) -> Image {
+        let mut last = self.image();
+        loop {
+            std::thread::sleep(Duration::from_millis(100));
+            let present = self.image();
+            if present == last {
+                return present;
+            }
+            last = present;
+        }
+    }
+
+    /// Makes the media what an image says, whatever was there.
+    fn restore(&mut self, image: &Image) {
+        self.files = MemoryVfs::new();
+        for name in ["/store/tables", "/store/values"] {
+            self.files.create_directory(Path::new(name)).unwrap();
+        }
+        for path in files_below(&self.directory.path().join("pool")).keys() {
+            fs::remove_file(path).unwrap();
+        }
+        for (path, bytes) in image {
+            let place = self.path_of(path);
+            let written = written_len(bytes);
+            if path.starts_with("pool") {
+                // Pools are mostly zeros, which a tmpfs need not hold.
+                let file = File::create(place).unwrap();
+                file.set_len(bytes.len() as u64).unwrap();
+                for (index, page) in bytes[..written].chunks(4096).enumerate() {
+                    if page.iter().any(|byte| *byte != 0) {
+                        file.write_all_at(page, index as u64 * 4096).unwrap();
+                    }
+                }
+            } else {
+                self.files
+                    .create_directory(place.parent().unwrap())
+                    .unwrap();
+                let file = self.files.open(&place, OpenMode::CreateNew).unwrap();
+                file.set_len(bytes.len() as u64).unwrap();
+                file.write_all_at(&bytes[..written], 0).unwrap();
+            }
+        }
     }
 }
 
-/// What is below a directory, with relative paths.
-fn image(directory: &Path) -> Image {
-    files_below(directory)
-        .into_iter()
-        .map(|(path, bytes)| (path.strip_prefix(directory).unwrap().to_path_buf(), bytes))
-        .collect()
+fn read_tree(vfs: &MemoryVfs, directory: &Path, image: &mut Image) {
+    for entry in vfs.list(directory).unwrap() {
+        let path = directory.join(&entry.name);
+        if entry.is_directory {
+            read_tree(vfs, &path, image);
+            continue;
+        }
+        // An open store may remove a file meanwhile.
+        let Ok(file) = vfs.open(&path, OpenMode::Read) else {
+            continue;
+        };
+        let mut bytes = vec![0; file.len_bytes().unwrap() as usize];
+        if file.read_exact_at(&mut bytes, 0).is_ok() {
+            image.insert(path.strip_prefix("/").unwrap().to_path_buf(), bytes);
+        }
+    }
+}
+
+/// Length without the zeros at the end.
+fn written_len(bytes: &[u8]) -> usize {
+    bytes
+        .iter()
+        .rposition(|&byte| byte != 0)
+        .map_or(0, |last| last + 1)
 }
 
 fn subject(name: &'static str, with_pool: bool, killed: bool) -> Subject {
-    let directory = scratch();
-    fs::create_dir(directory.path().join("pool")).unwrap();
+    let media = Media::new(with_pool);
     let mut history = History::default();
-    let db = open(directory.path(), with_pool).unwrap();
+    let db = media.open().unwrap();
     for round in 0..3 {
-        (0..300)
+        (0..KEYS)
             .filter(|number| number % 3 != round)
             .for_each(|number| history.put(&db, number, round));
         if round < 2 {
@@ -144,22 +249,22 @@ fn subject(name: &'static str, with_pool: bool, killed: bool) -> Subject {
     }
     let mut batch = WriteBatch::new();
     let mut changes = Vec::new();
-    for number in (0..300).step_by(17) {
+    for number in (0..KEYS).step_by(17) {
         let value = format!("batch {number}").into_bytes();
         batch.put(key(number), &value).delete(key(number + 1));
         changes.extend([(key(number), Some(value)), (key(number + 1), None)]);
     }
     db.write(batch).unwrap();
     history.note(changes);
-    let earlier = settled_image(directory.path());
-    (0..300)
+    let earlier = media.settled_image();
+    (0..KEYS)
         .step_by(5)
         .for_each(|number| history.put(&db, number, 7));
     let image = if killed {
-        settled_image(directory.path())
+        media.settled_image()
     } else {
         db.close().unwrap();
-        image(directory.path())
+        media.image()
     };
     Subject {
         name,
@@ -177,24 +282,62 @@ enum Damage {
     FlipByte,
     Zero,
     Truncate,
+    Lost,
+    Misdirected,
     Extend,
     Remove,
     Earlier,
     Newer,
 }
 
+/// Damages that have a place.
+const AT_OFFSETS: [Damage; 6] = [
+    Damage::FlipBit,
+    Damage::FlipByte,
+    Damage::Zero,
+    Damage::Truncate,
+    Damage::Lost,
+    Damage::Misdirected,
+];
+
+/// Damages of a file as a whole.
+const OF_WHOLE_FILES: [Damage; 4] = [
+    Damage::Extend,
+    Damage::Remove,
+    Damage::Earlier,
+    Damage::Newer,
+];
+
 /// The file's content after the damage; `None` if it is the same, or cannot be done.
 fn damaged(subject: &Subject, path: &Path, damage: Damage, at: usize) -> Option<Option<Vec<u8>>> {
     let original = &subject.image[path];
     let mut bytes = original.clone();
+    let sector = |from: &[u8], start: usize| {
+        let part = from.get(start..)?;
+        Some(part[..part.len().min(SECTOR_LEN_BYTES)].to_vec())
+    };
     match damage {
         Damage::FlipBit => *bytes.get_mut(at)? ^= 1 << (at % 8),
         Damage::FlipByte => *bytes.get_mut(at)? ^= 0xff,
         Damage::Zero => {
-            let end = bytes.len().min(at + 64);
+            let end = bytes.len().min(at + ZEROED_LEN_BYTES);
             bytes.get_mut(at..end)?.fill(0);
         }
         Damage::Truncate => bytes.truncate(at),
+        Damage::Lost => {
+            let earlier = sector(subject.earlier.get(path)?, at)?;
+            bytes
+                .get_mut(at..at + earlier.len())?
+                .copy_from_slice(&earlier);
+        }
+        Damage::Misdirected => {
+            let start = (at + original.len() / 2) % original.len().max(1);
+            let other = sector(original, start)?;
+            let end = bytes.len().min(at + other.len());
+            let target = bytes.get_mut(at..end)?;
+            let len = target.len();
+            target.copy_from_slice(&other[..len]);
+        }
         Damage::Extend => bytes.extend_from_slice(&original[..original.len().min(600)]),
         Damage::Remove => return Some(None),
         Damage::Earlier => bytes = subject.earlier.get(path)?.clone(),
@@ -204,10 +347,6 @@ fn damaged(subject: &Subject, path: &Path, damage: Damage, at: usize) -> Option<
     (bytes != *original).then_some(Some(bytes))
 }
 
-fn is_exhaustive() -> bool {
-    std::env::var("LIGHTKV_CORRUPTION").is_ok_and(|value| value == "all")
-}
-
 /// A directory that is fast, if there is one: nothing here loses power.
 fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm")
@@ -215,24 +354,67 @@ fn scratch() -> tempfile::TempDir {
         .unwrap()
 }
 
-/// The offsets to damage: all, or some, more of them where something is written.
-fn offsets(bytes: &[u8], seed: u64) -> BTreeSet<usize> {
-    let written = bytes
-        .iter()
-        .rposition(|&byte| byte != 0)
-        .map_or(0, |last| last + 1);
-    if is_exhaustive() {
-        return (0..written).collect();
-    }
-    let mut state = seed;
-    let mut offsets = BTreeSet::from([0, 8, written.saturating_sub(1)]);
-    for _ in 0..SAMPLE {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        offsets.insert((state >> 33) as usize % written.max(1));
+/// The offsets to damage: all of what is written, but in long stretches of zeros only some.
+fn offsets(bytes: &[u8]) -> Vec<usize> {
+    let written = written_len(bytes);
+    let mut zeros = 0;
+    let mut offsets = Vec::new();
+    for (at, byte) in bytes[..written].iter().enumerate() {
+        zeros = if *byte == 0 { zeros + 1 } else { 0 };
+        if zeros < ZEROED_LEN_BYTES || at.is_multiple_of(ZEROED_LEN_BYTES) {
+            offsets.push(at);
+        }
     }
     offsets
+}
+
+/// One damage of one file.
+#[derive(Clone, Debug)]
+struct Case {
+    path: PathBuf,
+    damage: Damage,
+    at: usize,
+}
+
+/// SplitMix64 of a case's number: which cases are chosen does not depend on their order.
+fn scrambled(number: u64) -> u64 {
+    let mut word = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+/// The cases to try, as the environment asks.
+fn cases(subject: &Subject) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (path, bytes) in &subject.image {
+        let mut add = |damage, at| {
+            let path = path.clone();
+            cases.push(Case { path, damage, at });
+        };
+        OF_WHOLE_FILES.into_iter().for_each(|damage| add(damage, 0));
+        for at in offsets(bytes) {
+            AT_OFFSETS.into_iter().for_each(|damage| add(damage, at));
+        }
+    }
+    let mut chosen: Vec<(u64, Case)> = (0..).map(scrambled).zip(cases).collect();
+    match std::env::var("LIGHTKV_CORRUPTION") {
+        Ok(all) if all == "all" => {}
+        Ok(count) => {
+            chosen.sort_by_key(|(number, _)| *number);
+            chosen.truncate(count.parse().expect("LIGHTKV_CORRUPTION: all, or a number"));
+        }
+        Err(_) => {
+            chosen.sort_by_key(|(number, _)| *number);
+            let mut counts: BTreeMap<(String, Damage), usize> = BTreeMap::new();
+            chosen.retain(|(_, case)| {
+                let count = counts.entry((kind(&case.path), case.damage)).or_default();
+                *count += 1;
+                *count <= SAMPLE
+            });
+        }
+    }
+    chosen.into_iter().map(|(_, case)| case).collect()
 }
 
 /// How damage ended.
@@ -251,7 +433,7 @@ enum Outcome {
 }
 
 /// Checks that an error is one that damage may cause, and names the file or a place around it.
-fn check_error(error: &Error, directory: &Path, path: &Path) -> std::result::Result<(), String> {
+fn check_error(error: &Error, media: &Media, path: &Path) -> std::result::Result<(), String> {
     let named = match error {
         Error::Corruption { file, .. } | Error::NewerVersion { file, .. } => file,
         Error::Foreign { path, .. } | Error::Io { path, .. } => path,
@@ -262,11 +444,13 @@ fn check_error(error: &Error, directory: &Path, path: &Path) -> std::result::Res
         } => return Ok(()),
         _ => return Err(format!("not an error of damage: {error}")),
     };
-    let damaged = directory.join(path);
+    let damaged = media.path_of(path);
     let is_around = damaged.starts_with(named);
     // A file that others refer to may be missed there: a table is too short for what the manifest
     // says, a journal ends before the next one begins.
-    if is_around || named.parent() == damaged.parent() || named.starts_with(directory) {
+    let is_of_store =
+        named.starts_with("/store") || named.starts_with(media.directory.path().join("pool"));
+    if is_around || is_of_store {
         return Ok(());
     }
     Err(format!(
@@ -277,14 +461,10 @@ fn check_error(error: &Error, directory: &Path, path: &Path) -> std::result::Res
 }
 
 /// Opens a damaged store and reads everything.
-fn examine(
-    subject: &Subject,
-    directory: &Path,
-    path: &Path,
-) -> std::result::Result<Outcome, String> {
-    let db = match open(directory, subject.with_pool) {
+fn examine(subject: &Subject, media: &Media, path: &Path) -> std::result::Result<Outcome, String> {
+    let db = match media.open() {
         Ok(db) => db,
-        Err(error) => return check_error(&error, directory, path).map(|()| Outcome::OpenError),
+        Err(error) => return check_error(&error, media, path).map(|()| Outcome::OpenError),
     };
     let mut errors = 0;
     let mut wrong = Vec::new();
@@ -298,7 +478,7 @@ fn examine(
                 found.insert(key.clone(), value.map(|value| value.to_vec()));
             }
             Err(error) => {
-                check_error(&error, directory, path)?;
+                check_error(&error, media, path)?;
                 errors += 1;
             }
         }
@@ -316,7 +496,7 @@ fn examine(
                 }
             }
             Err(error) => {
-                check_error(&error, directory, path)?;
+                check_error(&error, media, path)?;
                 scan_failed = true;
             }
         }
@@ -330,7 +510,7 @@ fn examine(
     }
     let verified = db.verify();
     if let Err(error) = &verified {
-        check_error(error, directory, path)?;
+        check_error(error, media, path)?;
     } else if errors > 0 {
         return Err("verify finds nothing, but reads fail".into());
     }
@@ -357,7 +537,7 @@ fn examine(
     go_on(&db)?;
     drop(db);
     // What was opened once can be opened again.
-    match open(directory, subject.with_pool) {
+    match media.open() {
         Ok(db) => {
             let read = db.get(key(1_000_003));
             if !matches!(&read, Ok(Some(value)) if &value[..] == b"after the damage") {
@@ -410,121 +590,127 @@ fn kind(path: &Path) -> String {
     }
 }
 
-fn materialise(image: &Image, directory: &Path) {
-    for name in ["pool", "store/tables", "store/values"] {
-        fs::create_dir_all(directory.join(name)).unwrap();
-    }
-    for (path, bytes) in image {
-        let path = directory.join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, bytes).unwrap();
-    }
-}
-
-/// Damages a file, looks at what comes of it, and reports what must not happen.
+/// Damages a file, looks at what comes of it, and reports what must not happen. `None` if the damage changes
+/// nothing.
 fn run_case(
     subject: &Subject,
-    path: &Path,
-    damage: Damage,
-    content: Option<Vec<u8>>,
-) -> std::result::Result<Outcome, String> {
-    let directory = scratch();
+    media: &mut Media,
+    case: &Case,
+) -> Option<std::result::Result<Outcome, String>> {
+    let Case { path, damage, at } = case;
     let mut image = subject.image.clone();
-    match content {
+    match damaged(subject, path, *damage, *at)? {
         Some(bytes) => drop(image.insert(path.to_path_buf(), bytes)),
         None => drop(image.remove(path)),
     }
-    materialise(&image, directory.path());
-    let examined = catch_unwind(AssertUnwindSafe(|| {
-        examine(subject, directory.path(), path)
-    }));
-    let outcome = examined.map_err(|_| "panicked".to_string())??;
+    media.restore(&image);
+    let examined = catch_unwind(AssertUnwindSafe(|| examine(subject, media, path)));
+    let outcome = examined.unwrap_or_else(|_| Err("panicked".to_string()));
     // Where the version counts before any checksum does.
     let is_plain = path.starts_with("store/journal") || path.starts_with("pool");
-    if damage == Damage::Newer && is_plain {
-        let error = open(directory.path(), subject.with_pool).map(drop);
+    if *damage == Damage::Newer && is_plain && outcome.is_ok() {
+        let error = media.open().map(drop);
         if !matches!(error, Err(Error::NewerVersion { found: 2, .. })) {
-            return Err(format!("not refused as newer: {error:?}"));
+            return Some(Err(format!("not refused as newer: {error:?}")));
         }
     }
-    if is_allowed(path, damage, outcome) {
-        Ok(outcome)
-    } else {
-        Err(format!("ended in {outcome:?}"))
+    Some(outcome.and_then(|outcome| {
+        if is_allowed(path, *damage, outcome) {
+            Ok(outcome)
+        } else {
+            Err(format!("ended in {outcome:?}"))
+        }
+    }))
+}
+
+/// What threads found out together.
+#[derive(Default)]
+struct Findings {
+    counts: BTreeMap<(String, Outcome), u64>,
+    failures: Vec<String>,
+}
+
+/// Tries cases until there are none left; `present` says which one since when.
+fn work(
+    subject: &Subject,
+    cases: &[Case],
+    next: &AtomicUsize,
+    present: &Mutex<Option<(Instant, Case)>>,
+) -> Findings {
+    let mut media = Media::new(subject.with_pool);
+    let mut findings = Findings::default();
+    // The counter orders nothing but itself.
+    while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+        *present.lock().unwrap() = Some((Instant::now(), case.clone()));
+        match run_case(subject, &mut media, case) {
+            Some(Ok(outcome)) => {
+                let entry = (kind(&case.path), outcome);
+                *findings.counts.entry(entry).or_default() += 1;
+            }
+            Some(Err(message)) => findings.failures.push(format!("{case:?}: {message}")),
+            None => {}
+        }
     }
+    *present.lock().unwrap() = None;
+    findings
 }
 
 fn run_subject(subject: Subject) {
-    let untouched = scratch();
-    materialise(&subject.image, untouched.path());
-    let outcome = examine(&subject, untouched.path(), Path::new("store"));
-    assert_eq!(outcome, Ok(Outcome::Right), "{}, not damaged", subject.name);
     let name = subject.name;
-    let (sender, receiver) = mpsc::channel();
-    let thread = std::thread::spawn(move || {
-        let mut number = 0;
-        let mut seen: BTreeMap<String, u64> = BTreeMap::new();
-        for path in subject.image.keys() {
-            let count = seen.entry(kind(path)).or_default();
-            *count += 1;
-            if *count > FILES_OF_A_KIND && !is_exhaustive() {
-                continue;
-            }
-            for damage in [
-                Damage::FlipBit,
-                Damage::FlipByte,
-                Damage::Zero,
-                Damage::Truncate,
-                Damage::Extend,
-                Damage::Remove,
-                Damage::Earlier,
-                Damage::Newer,
-            ] {
-                let has_place = damage < Damage::Extend;
-                number += 1;
-                let places = if has_place {
-                    offsets(&subject.image[path], number)
-                } else {
-                    BTreeSet::from([0])
-                };
-                for at in places {
-                    if let Some(content) = damaged(&subject, path, damage, at) {
-                        let case = format!("{damage:?} at {at} of {}", path.display());
-                        sender.send((kind(path), case, None)).unwrap();
-                        let result = run_case(&subject, path, damage, content);
-                        sender
-                            .send((kind(path), String::new(), Some(result)))
-                            .unwrap();
-                    }
-                }
+    let mut untouched = Media::new(subject.with_pool);
+    untouched.restore(&subject.image);
+    let outcome = examine(&subject, &untouched, Path::new("store"));
+    assert_eq!(outcome, Ok(Outcome::Right), "{name}, not damaged");
+    let begin = Instant::now();
+    let cases = Arc::new(cases(&subject));
+    let subject = Arc::new(subject);
+    let next = Arc::new(AtomicUsize::new(0));
+    let workers: Vec<_> = (0..std::thread::available_parallelism().map_or(1, usize::from))
+        .map(|_| {
+            let present = Arc::new(Mutex::new(None));
+            let (subject, cases, next) = (subject.clone(), cases.clone(), next.clone());
+            let seen = present.clone();
+            let thread = std::thread::spawn(move || work(&subject, &cases, &next, &seen));
+            (thread, present)
+        })
+        .collect();
+    while workers.iter().any(|(thread, _)| !thread.is_finished()) {
+        std::thread::sleep(Duration::from_millis(20));
+        for (_, present) in &workers {
+            if let Some((since, case)) = &*present.lock().unwrap() {
+                assert!(since.elapsed() < HANG_AFTER, "{name}, {case:?}: hangs");
             }
         }
-    });
-    let mut counts: BTreeMap<(String, Outcome), u64> = BTreeMap::new();
-    let mut failures = Vec::new();
-    let mut last = String::new();
-    loop {
-        match receiver.recv_timeout(HANG_AFTER) {
-            Ok((_, case, None)) => last = case,
-            Ok((kind, _, Some(Ok(outcome)))) => *counts.entry((kind, outcome)).or_default() += 1,
-            Ok((_, _, Some(Err(message)))) => failures.push(format!("{last}: {message}")),
-            Err(mpsc::RecvTimeoutError::Disconnected) => break,
-            Err(mpsc::RecvTimeoutError::Timeout) => panic!("{name}, {last}: hangs"),
+    }
+    let mut all = Findings::default();
+    for (thread, _) in workers {
+        let findings = thread.join().expect("cases catch their panics");
+        all.failures.extend(findings.failures);
+        for (entry, count) in findings.counts {
+            *all.counts.entry(entry).or_default() += count;
         }
     }
-    thread.join().expect("the thread only sends");
-    for ((kind, outcome), count) in &counts {
-        eprintln!("{name}, {kind}: {count} times {outcome:?}");
-    }
-    let shown = failures
+    let images: u64 = all.counts.values().sum::<u64>() + all.failures.len() as u64;
+    let outcomes: Vec<String> = all
+        .counts
         .iter()
-        .take(40)
-        .map(|failure| format!("{failure}\n"));
+        .map(|((kind, outcome), count)| format!("\"{kind} {outcome:?}\": {count}"))
+        .collect();
+    eprintln!(
+        "{{\"check\": \"corruption\", \"store\": \"{name}\", \"images\": {images}, \"violations\": {}, \
+         \"seconds\": {:.1}, \"outcomes\": {{{}}}}}",
+        all.failures.len(),
+        begin.elapsed().as_secs_f64(),
+        outcomes.join(", ")
+    );
+    let shown = all.failures.iter().take(40);
     assert!(
-        failures.is_empty(),
+        all.failures.is_empty(),
         "{name}: {}\n{}",
-        failures.len(),
-        shown.collect::<String>()
+        all.failures.len(),
+        shown
+            .map(|failure| format!("{failure}\n"))
+            .collect::<String>()
     );
 }
 

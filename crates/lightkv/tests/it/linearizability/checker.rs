@@ -1,0 +1,206 @@
+//! Whether the calls on one key can be put into an order: the search of Wing and Gong with Lowe's memory.
+//!
+//! A key is a register: a write sets it, a read must return what the last write before it set. Calls that
+//! overlap in time may be in any order, others must be in theirs. The search takes one call after the
+//! other, each time one that began before every call that is left ended, and remembers where it has
+//! been: a set of calls and a value. Keys do not depend on each other, and a history is linearizable if it is
+//! on each key (Herlihy and Wing), so the sets stay small.
+//!
+//! A crash ends a history at a *cut*: what the next open finds is the register at some moment of the
+//! order. Calls that had to survive lie before the cut, and every call that returned lies somewhere, for others
+//! have seen what it did. A call that did not return may have happened or not.
+
+use std::collections::HashSet;
+
+/// What a register holds: the number of a write, or nothing.
+pub(super) type Content = Option<u64>;
+
+/// What was done with a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    Write(Content),
+    Read(Content),
+}
+
+/// A call on one key, with the ticks of a clock that all threads share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Call {
+    pub(super) action: Action,
+    pub(super) begin: u64,
+    /// `None` if it did not return, or not with success.
+    pub(super) end: Option<u64>,
+    /// Whether a crash must keep it.
+    pub(super) is_durable: bool,
+}
+
+/// Most calls on one key of one history: they are the bits of a word.
+pub(super) const CALLS_MAX: usize = 128;
+
+struct Search<'a> {
+    calls: &'a [Call],
+    /// Calls that returned, and those before the cut.
+    returned: u128,
+    durable: u128,
+    /// What an open after the crash found.
+    found: Option<Content>,
+    /// Sets of calls, contents, and whether the cut was passed, that lead nowhere.
+    visited: HashSet<(u128, Content, bool)>,
+}
+
+/// Whether there is an order of the calls that begins with a content, and has a moment after all durable
+/// calls at which the register holds what was found after a crash, if there was one.
+pub(super) fn is_linearizable(calls: &[Call], initial: Content, found: Option<Content>) -> bool {
+    assert!(calls.len() <= CALLS_MAX, "{} calls on a key", calls.len());
+    let bits = |is_in: fn(&Call) -> bool| {
+        calls
+            .iter()
+            .enumerate()
+            .filter(|(_, call)| is_in(call))
+            .fold(0, |set, (index, _)| set | 1_u128 << index)
+    };
+    let mut search = Search {
+        calls,
+        returned: bits(|call| call.end.is_some()),
+        durable: bits(|call| call.is_durable),
+        found,
+        visited: HashSet::new(),
+    };
+    search.run(0, initial, found.is_none())
+}
+
+impl Search<'_> {
+    fn run(&mut self, done: u128, content: Content, is_cut: bool) -> bool {
+        let can_cut = done & self.durable == self.durable && self.found == Some(content);
+        let is_cut = is_cut || can_cut;
+        if is_cut && done & self.returned == self.returned {
+            return true;
+        }
+        if !self.visited.insert((done, content, is_cut)) {
+            return false;
+        }
+        // Only what began before the first end among the others can be next.
+        let left = |index: &usize| done & (1 << index) == 0;
+        let first_end = (0..self.calls.len())
+            .filter(left)
+            .filter_map(|index| self.calls[index].end)
+            .min();
+        for index in (0..self.calls.len()).filter(left) {
+            let call = self.calls[index];
+            if first_end.is_some_and(|end| call.begin > end) {
+                continue;
+            }
+            let next = match call.action {
+                Action::Write(written) => written,
+                Action::Read(read) if read == content => content,
+                Action::Read(_) => continue,
+            };
+            if self.run(done | 1 << index, next, is_cut) {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// The calls as a table, for a message.
+pub(super) fn table(calls: &[Call]) -> String {
+    let mut calls = calls.to_vec();
+    calls.sort_by_key(|call| call.begin);
+    calls
+        .iter()
+        .map(|call| {
+            let end = call.end.map_or("-".to_string(), |end| end.to_string());
+            let durable = if call.is_durable { ", durable" } else { "" };
+            format!("  {} to {end}: {:?}{durable}\n", call.begin, call.action)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(action: Action, begin: u64, end: u64) -> Call {
+        Call {
+            action,
+            begin,
+            end: (end > 0).then_some(end),
+            is_durable: false,
+        }
+    }
+
+    fn write(number: u64, begin: u64, end: u64) -> Call {
+        call(Action::Write(Some(number)), begin, end)
+    }
+
+    fn read(number: u64, begin: u64, end: u64) -> Call {
+        let content = (number > 0).then_some(number);
+        call(Action::Read(content), begin, end)
+    }
+
+    #[test]
+    fn overlapping_calls_may_be_in_any_order() {
+        let calls = [write(1, 1, 10), write(2, 2, 9), read(1, 11, 12)];
+        assert!(is_linearizable(&calls, None, None));
+        let calls = [write(1, 1, 10), write(2, 2, 9), read(2, 11, 12)];
+        assert!(is_linearizable(&calls, None, None));
+        let calls = [write(1, 1, 10), read(0, 2, 3), read(1, 4, 5)];
+        assert!(is_linearizable(&calls, None, None));
+    }
+
+    #[test]
+    fn stale_and_foreign_and_reversed_reads_are_refused() {
+        let stale = [write(1, 1, 2), write(2, 3, 4), read(1, 5, 6)];
+        assert!(!is_linearizable(&stale, None, None));
+        let foreign = [write(1, 1, 2), read(3, 3, 4)];
+        assert!(!is_linearizable(&foreign, None, None));
+        let lost = [write(1, 1, 2), read(0, 3, 4)];
+        assert!(!is_linearizable(&lost, None, None));
+        // One reader sees the new value, a later one the old one again.
+        let reversed = [write(1, 1, 10), read(1, 2, 3), read(0, 4, 5)];
+        assert!(!is_linearizable(&reversed, None, None));
+        // Two readers that do not agree on the order of two writes.
+        let split = [
+            write(1, 1, 10),
+            write(2, 1, 10),
+            read(1, 11, 12),
+            read(2, 13, 14),
+        ];
+        assert!(!is_linearizable(&split, None, None));
+    }
+
+    #[test]
+    fn a_call_that_did_not_return_happened_or_not() {
+        let pending = write(2, 3, 0);
+        for seen in [1, 2] {
+            assert!(is_linearizable(
+                &[write(1, 1, 2), pending, read(seen, 4, 5)],
+                None,
+                None
+            ));
+        }
+        // But not before it began, and not any more after it was seen not to have.
+        assert!(!is_linearizable(&[read(2, 1, 2), pending], None, None));
+        let wavering = [write(1, 1, 2), pending, read(2, 4, 5), read(1, 6, 7)];
+        assert!(!is_linearizable(&wavering, None, None));
+    }
+
+    #[test]
+    fn a_crash_keeps_what_is_durable_and_a_prefix_of_the_rest() {
+        let mut calls = [write(1, 1, 2), write(2, 3, 4), write(3, 5, 6)];
+        for found in [None, Some(1), Some(2), Some(3)] {
+            assert!(is_linearizable(&calls, None, Some(found)));
+        }
+        calls[1].is_durable = true;
+        for (found, is_right) in [(0, false), (1, false), (2, true), (3, true), (4, false)] {
+            let found = (found > 0).then_some(found);
+            assert_eq!(is_linearizable(&calls, None, Some(found)), is_right);
+        }
+        // What a read has seen cannot be undone by an order of its own.
+        let seen = [write(1, 1, 9), write(2, 1, 9), read(2, 10, 11)];
+        assert!(is_linearizable(&seen, None, Some(Some(1))));
+        let mut durable = seen;
+        durable[1].is_durable = true;
+        assert!(!is_linearizable(&durable, None, Some(Some(1))));
+    }
+}
