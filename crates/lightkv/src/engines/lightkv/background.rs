@@ -67,6 +67,8 @@ struct Queue {
     urgent: bool,
     /// The file that could not grow at the last try.
     no_space: Option<PathBuf>,
+    /// The same for merges, which writers do not depend on.
+    merge_no_space: Option<PathBuf>,
 }
 
 /// A unit of background work.
@@ -263,6 +265,11 @@ impl Background {
         self.queue.lock().flushes.pop_front()
     }
 
+    /// The file that could not grow when a merge was tried last; the merge keeps its claim meanwhile.
+    pub(crate) fn merge_no_space(&self) -> Option<PathBuf> {
+        self.queue.lock().merge_no_space.clone()
+    }
+
     /// Asks for a sync of what recovery replayed, up to the record of that number.
     pub(crate) fn queue_settling(&self, through: u64) {
         self.queue.lock().settle = Some(through);
@@ -446,11 +453,15 @@ impl Background {
                 if matches!(job, Job::Flush(_)) {
                     queue.no_space = None;
                 }
+                if job.merging().is_some() {
+                    queue.merge_no_space = None;
+                }
             }
             Err(Error::NoSpace { path }) if job.merging().is_some() => {
                 // A merge needs space for its output while its inputs are still there. Writers do not
                 // depend on it: they are told only when flushes fail.
                 tracing::warn!(path = %path.display(), "no space left for a compaction");
+                queue.merge_no_space = Some(path);
                 queue.compactions.extend(job.merging().cloned());
                 queue.compactions_resume = Some(Instant::now() + COMPACTION_RETRY_INTERVAL);
             }
