@@ -185,6 +185,14 @@ impl Explorer {
     }
 }
 
+impl Explorer {
+    /// Different images that were recovered.
+    pub fn different_states(&self) -> u64 {
+        let totals = self.counts.totals();
+        totals.pool_images + totals.file_images
+    }
+}
+
 /// Recoveries start threads of their own unless there is one processor: a state is then three times cheaper.
 fn keep_to_one_processor(index: usize) {
     let mut set = rustix::thread::CpuSet::new();

@@ -253,32 +253,11 @@ impl Living<'_> {
         let Some(db) = &self.db else {
             return Err(Error::Closed);
         };
-        match operation {
-            Operation::Put { key, value, sync } => {
-                db.put_with(&key.0, value.bytes(), WriteOptions::new().sync(*sync))
-            }
-            Operation::Delete { key } => db.delete(&key.0),
-            Operation::Batch { writes } => {
-                let mut batch = WriteBatch::new();
-                for (key, value) in writes {
-                    match value {
-                        Some(value) => batch.put(&key.0, value.bytes()),
-                        None => batch.delete(&key.0),
-                    };
-                }
-                db.write(batch)
-            }
-            Operation::Flush => db.flush(),
-            Operation::Compact => db.compact(..),
-            Operation::Sync => db.sync(),
-            Operation::Checkpoint { number } => db.checkpoint(format!("/checkpoint-{number}")),
-            Operation::Reopen => {
-                db.close()?;
-                self.end();
-                self.db = Some(self.configuration.open(&self.medium)?);
-                Ok(())
-            }
+        if let Some(reopened) = perform(self.configuration, &self.medium, db, operation)? {
+            self.end();
+            self.db = Some(reopened);
         }
+        Ok(())
     }
 
     fn end(&mut self) {
@@ -300,8 +279,42 @@ fn all_keys(start: &Expectation, operations: &[Operation]) -> Arc<Vec<Vec<u8>>> 
     Arc::new(keys)
 }
 
+/// Does an operation; gives the new handle after a reopen.
+pub(crate) fn perform(
+    configuration: &Configuration,
+    medium: &Medium,
+    db: &Db,
+    operation: &Operation,
+) -> Result<Option<Db>, Error> {
+    match operation {
+        Operation::Put { key, value, sync } => {
+            db.put_with(&key.0, value.bytes(), WriteOptions::new().sync(*sync))?;
+        }
+        Operation::Delete { key } => db.delete(&key.0)?,
+        Operation::Batch { writes } => {
+            let mut batch = WriteBatch::new();
+            for (key, value) in writes {
+                match value {
+                    Some(value) => batch.put(&key.0, value.bytes()),
+                    None => batch.delete(&key.0),
+                };
+            }
+            db.write(batch)?;
+        }
+        Operation::Flush => db.flush()?,
+        Operation::Compact => db.compact(..)?,
+        Operation::Sync => db.sync()?,
+        Operation::Checkpoint { number } => db.checkpoint(format!("/checkpoint-{number}"))?,
+        Operation::Reopen => {
+            db.close()?;
+            return configuration.open(medium).map(Some);
+        }
+    }
+    Ok(None)
+}
+
 /// Whether everything acknowledged survives a power loss once the operation has returned.
-fn makes_safe(operation: &Operation) -> bool {
+pub(crate) fn makes_safe(operation: &Operation) -> bool {
     match operation {
         Operation::Put { sync, .. } => *sync,
         Operation::Delete { .. } | Operation::Batch { .. } => false,

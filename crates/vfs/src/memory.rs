@@ -318,8 +318,11 @@ impl Vfs for MemoryVfs {
     fn sync_directory(&self, path: &Path) -> io::Result<()> {
         self.shared.announce(Operation::SyncDirectory);
         let mut state = self.shared.state.lock();
-        state.faults.check(Operation::SyncDirectory, &[path])?;
-        state.tree.sync_directory(path)
+        match state.faults.next(Operation::SyncDirectory, &[path]) {
+            None => state.tree.sync_directory(path),
+            Some(FaultKind::Lying) => state.tree.find_directory(path).map(|_| ()),
+            Some(kind) => Err(kind.to_error()),
+        }
     }
 
     fn lock(&self, path: &Path) -> io::Result<Box<dyn FileLock>> {
@@ -483,16 +486,21 @@ impl Shared {
         self.announce(Operation::SyncData);
         let (outcome, duration) = {
             let mut state = self.state.lock();
-            let outcome = state.faults.check(Operation::SyncData, &[path]);
+            let fault = state.faults.next(Operation::SyncData, &[path]);
             let mut content = node.content.lock();
             // Durable at once, as early as a device could make it: stores during the wait below are
             // not covered, which is all that a caller may rely on.
-            match (&outcome, range) {
-                (Ok(()), None) => content.sync(),
-                (Ok(()), Some(range)) => content.sync_range(range),
-                (Err(_), None) => content.fail_sync(0..usize::MAX),
-                (Err(_), Some(range)) => content.fail_sync(range),
+            match (fault, range) {
+                (None, None) => content.sync(),
+                (None, Some(range)) => content.sync_range(range),
+                (Some(FaultKind::Lying), _) => {}
+                (Some(_), None) => content.fail_sync(0..usize::MAX),
+                (Some(_), Some(range)) => content.fail_sync(range),
             }
+            let outcome = match fault {
+                None | Some(FaultKind::Lying) => Ok(()),
+                Some(kind) => Err(kind.to_error()),
+            };
             (outcome, state.sync_duration)
         };
         if !duration.is_zero() {

@@ -6,6 +6,7 @@ use lightkv_crash_test::configuration::{CONFIGURATIONS, Configuration};
 use lightkv_crash_test::explorer::{Explorer, Plan};
 use lightkv_crash_test::script::{Replay, Script, ScriptedLife};
 
+mod errors;
 mod pool;
 
 /// Explores until so many states were recovered, or life after life for so long.
