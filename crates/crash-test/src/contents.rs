@@ -30,9 +30,12 @@ impl Digest {
     }
 }
 
+/// A key, and its value unless it is deleted.
+type Change = (Vec<u8>, Option<Arc<[u8]>>);
+
 /// Writes that happen together or not at all.
 #[derive(Clone, Debug, Default)]
-pub struct Group(Vec<(Vec<u8>, Option<Arc<[u8]>>)>);
+pub struct Group(Vec<Change>);
 
 impl Group {
     /// What an operation writes; `None` if it leaves contents as they are.
