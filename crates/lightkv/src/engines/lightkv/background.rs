@@ -201,6 +201,7 @@ impl Background {
                 }
             }
         }
+        store.tables.remove_discarded();
         has_worked
     }
 
