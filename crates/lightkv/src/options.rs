@@ -96,6 +96,14 @@ pub struct Tuning {
     pub large_value_bytes: Option<usize>,
     /// How long a write waits for room in the buffer before it fails with [`Error::BufferFull`].
     pub room_wait_max: Option<Duration>,
+    /// Bytes that a pool may have; default: ample for the buffer. Below 32 MiB it is the size of its one extent.
+    pub pool_bytes: Option<u64>,
+    /// Identity and hash secret of a new store; default: random numbers. Not 0.
+    pub identity: Option<u64>,
+    /// Starts no threads: what they would do is done by the calls that wait for it ([`Db::flush`],
+    /// [`Db::compact`], [`Db::checkpoint`], [`Db::close`], a write without room) and by [`Db::sync`], in an
+    /// order that depends on nothing but the calls. Only for one thread that uses the store.
+    pub inline_background: bool,
 }
 
 /// What stands in for persistent memory when a pool is asked for. Not part of the stable API.

@@ -26,8 +26,12 @@ pub struct EmulatedBacking {
     tracked: bool,
 }
 
+/// Called before each fence; see [`EmulatedBacking::observe_fences`].
+type FenceObserver = Arc<dyn Fn() + Send + Sync>;
+
 struct State {
     contents: Contents,
+    observer: Option<FenceObserver>,
     trace: Option<Vec<TraceRecord>>,
     /// A live pool works on this medium.
     attached: bool,
@@ -85,9 +89,27 @@ impl EmulatedBacking {
         Self::with_contents(Contents::Tracked(Box::new(model)), true)
     }
 
+    /// An untracked medium that holds `image`: for a store that is opened, read and thrown away.
+    pub fn untracked_from_image(image: PoolImage) -> Self {
+        let bytes = UntrackedBytes {
+            extents: image.extents,
+            initial: image.bytes,
+            mapping: None,
+        };
+        Self::with_contents(Contents::Untracked(bytes), false)
+    }
+
+    /// Has a function called before each fence takes effect: the moments at which most is undecided. It
+    /// runs on the thread that fences, without locks of this medium, and may take images and models.
+    /// `None` ends that.
+    pub fn observe_fences(&self, observer: Option<Arc<dyn Fn() + Send + Sync>>) {
+        self.shared.lock().observer = observer;
+    }
+
     fn with_contents(contents: Contents, tracked: bool) -> Self {
         let state = State {
             contents,
+            observer: None,
             trace: None,
             attached: false,
         };
@@ -127,12 +149,7 @@ impl EmulatedBacking {
         if self.tracked {
             return EmulatedBacking::from_image(image);
         }
-        let bytes = UntrackedBytes {
-            extents: image.extents,
-            initial: image.bytes,
-            mapping: None,
-        };
-        Self::with_contents(Contents::Untracked(bytes), false)
+        EmulatedBacking::untracked_from_image(image)
     }
 
     /// Everything stored so far.
@@ -292,6 +309,10 @@ impl EmulatedBacking {
     }
 
     pub(crate) fn fence(&self) {
+        let observer = self.shared.lock().observer.clone();
+        if let Some(observer) = observer {
+            observer();
+        }
         let mut state = self.shared.lock();
         if let Contents::Tracked(model) = &mut state.contents {
             model.fence(thread_number());

@@ -413,6 +413,27 @@ impl PersistenceModel {
             .collect()
     }
 
+    /// What is certain to survive a power loss at this moment.
+    pub fn durable(&self) -> &PoolImage {
+        &self.durable
+    }
+
+    /// The bytes of one line after a power loss with the given outcome, which is numbered as for a
+    /// [`CrashChooser`]. For tests that try many outcomes and copy only the lines that differ.
+    ///
+    /// # Panics
+    ///
+    /// If the line lies outside of the pool.
+    pub fn line_outcome(&self, line_offset: u64, choice: u64) -> [u8; LINE as usize] {
+        let place = line_offset as usize;
+        let mut bytes = [0; LINE as usize];
+        bytes.copy_from_slice(&self.durable.bytes[place..place + LINE as usize]);
+        if let Some(line) = self.pending.get(&line_offset) {
+            line.apply(choice, &mut bytes);
+        }
+        bytes
+    }
+
     /// The image that a power loss at this moment leaves.
     pub fn crash_image(&self, chooser: &mut dyn CrashChooser) -> PoolImage {
         let mut image = self.durable.clone();

@@ -6,6 +6,7 @@ use core::arch::x86_64::{
     __cpuid, __cpuid_count, __m128i, _mm_clflush, _mm_loadu_si128, _mm_sfence, _mm_stream_si128,
     _mm512_loadu_si512, _mm512_stream_si512,
 };
+use std::sync::OnceLock;
 
 /// How a cache line is written back. The best one the processor has is taken; which one it is says
 /// nothing about durability, that is the medium's to promise.
@@ -29,6 +30,12 @@ pub(crate) struct Instructions {
 
 impl Instructions {
     pub(crate) fn detect() -> Self {
+        // A virtual machine traps `cpuid`: tens of microseconds, which count where pools are opened by the million.
+        static DETECTED: OnceLock<Instructions> = OnceLock::new();
+        *DETECTED.get_or_init(Self::ask_processor)
+    }
+
+    fn ask_processor() -> Self {
         let feature_bits = if __cpuid(0).eax >= 7 {
             __cpuid_count(7, 0).ebx
         } else {

@@ -12,7 +12,7 @@ mod reads;
 mod real;
 
 pub use aligned::{ALIGNMENT_BYTES_MAX, AlignedBuffer};
-pub use memory::{Fault, FaultKind, MemoryVfs, Operation};
+pub use memory::{CrashChooser, CrashQuestion, Fault, FaultKind, MemoryVfs, Operation};
 pub use reads::{FinishedRead, PendingReads, ReadRequest};
 pub use real::RealVfs;
 

@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 pub use fault::{Fault, FaultKind, Operation};
 
 use crate::{DirectoryEntry, FileLock, Mapping, OpenMode, Vfs, VfsFile};
+pub use crash::{CrashChooser, CrashQuestion};
 use fault::{FaultPlan, storage_full};
 use file::FileContent;
 use region::Region;
@@ -55,12 +56,23 @@ struct Shared {
     state: Mutex<State>,
 }
 
+/// Called before each change; see [`MemoryVfs::observe_changes`].
+#[derive(Clone)]
+struct Observer(Arc<dyn Fn(Operation) + Send + Sync>);
+
+impl std::fmt::Debug for Observer {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Observer")
+    }
+}
+
 #[derive(Debug)]
 struct State {
     tree: Tree,
     faults: FaultPlan,
     capacity_bytes: Option<u64>,
     sync_duration: Duration,
+    observer: Option<Observer>,
     /// All files that have a name or a handle: what they use counts against the capacity.
     files: Vec<Weak<FileNode>>,
     locked: HashSet<LockKey>,
@@ -98,6 +110,7 @@ impl MemoryVfs {
             faults: FaultPlan::default(),
             capacity_bytes,
             sync_duration: Duration::ZERO,
+            observer: None,
             files,
             locked: HashSet::new(),
         };
@@ -118,6 +131,20 @@ impl MemoryVfs {
     pub fn crash_image(&self, seed: u64) -> MemoryVfs {
         let state = self.shared.state.lock();
         MemoryVfs::with_tree(crash::crash_image(&state.tree, seed), state.capacity_bytes)
+    }
+
+    /// What a power loss at this moment leaves if each thing fares as `chooser` says; else as
+    /// [`MemoryVfs::crash_image`]. Asks about directories, then about the files whose names survive.
+    pub fn crash_image_with(&self, chooser: &mut dyn CrashChooser) -> MemoryVfs {
+        let state = self.shared.state.lock();
+        let tree = crash::crash_image_with(&state.tree, chooser);
+        MemoryVfs::with_tree(tree, state.capacity_bytes)
+    }
+
+    /// Has a function called before each call that changes or syncs something takes effect. It runs on
+    /// the calling thread, without locks of this file system, and may take images. `None` ends that.
+    pub fn observe_changes(&self, observer: Option<Arc<dyn Fn(Operation) + Send + Sync>>) {
+        self.shared.state.lock().observer = observer.map(Observer);
     }
 
     /// What kill -9 at this moment leaves: everything that was written or stored to a mapping. What
@@ -195,7 +222,7 @@ impl State {
     }
 
     fn create_file(&mut self, path: &Path) -> io::Result<Arc<FileNode>> {
-        let file = FileNode::new(FileContent::new());
+        let file = FileNode::new(self.tree.new_id(), FileContent::new());
         self.tree.insert_file(path, Arc::clone(&file))?;
         self.files.push(Arc::downgrade(&file));
         Ok(file)
@@ -204,6 +231,9 @@ impl State {
 
 impl Vfs for MemoryVfs {
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>> {
+        if matches!(mode, OpenMode::CreateNew | OpenMode::CreateTruncate) {
+            self.shared.announce(Operation::Open);
+        }
         let mut state = self.shared.state.lock();
         state.faults.check(Operation::Open, &[path])?;
         let node = match (state.tree.find_file(path), mode) {
@@ -229,24 +259,28 @@ impl Vfs for MemoryVfs {
     }
 
     fn create_directory(&self, path: &Path) -> io::Result<()> {
+        self.shared.announce(Operation::CreateDirectory);
         let mut state = self.shared.state.lock();
         state.faults.check(Operation::CreateDirectory, &[path])?;
         state.tree.create_directory(path)
     }
 
     fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.shared.announce(Operation::Remove);
         let mut state = self.shared.state.lock();
         state.faults.check(Operation::Remove, &[path])?;
         state.tree.remove_file(path)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.shared.announce(Operation::Rename);
         let mut state = self.shared.state.lock();
         state.faults.check(Operation::Rename, &[from, to])?;
         state.tree.rename(from, to)
     }
 
     fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.shared.announce(Operation::HardLink);
         let mut state = self.shared.state.lock();
         state.faults.check(Operation::HardLink, &[from, to])?;
         let file = state.tree.find_file(from)?;
@@ -282,9 +316,13 @@ impl Vfs for MemoryVfs {
     }
 
     fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        self.shared.announce(Operation::SyncDirectory);
         let mut state = self.shared.state.lock();
-        state.faults.check(Operation::SyncDirectory, &[path])?;
-        state.tree.sync_directory(path)
+        match state.faults.next(Operation::SyncDirectory, &[path]) {
+            None => state.tree.sync_directory(path),
+            Some(FaultKind::Lying) => state.tree.find_directory(path).map(|_| ()),
+            Some(kind) => Err(kind.to_error()),
+        }
     }
 
     fn lock(&self, path: &Path) -> io::Result<Box<dyn FileLock>> {
@@ -354,6 +392,7 @@ impl VfsFile for MemoryFile {
     }
 
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.shared.announce(Operation::Write);
         self.check_writable()?;
         let mut state = self.shared.state.lock();
         match state.faults.next(Operation::Write, &[&self.path]) {
@@ -382,6 +421,7 @@ impl VfsFile for MemoryFile {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
+        self.shared.announce(Operation::SetLen);
         self.check_writable()?;
         let mut state = self.shared.state.lock();
         state.faults.check(Operation::SetLen, &[&self.path])?;
@@ -389,6 +429,7 @@ impl VfsFile for MemoryFile {
     }
 
     fn allocate(&self, len: u64) -> io::Result<()> {
+        self.shared.announce(Operation::Allocate);
         self.check_writable()?;
         let mut state = self.shared.state.lock();
         state.faults.check(Operation::Allocate, &[&self.path])?;
@@ -432,20 +473,34 @@ impl VfsFile for MemoryFile {
 }
 
 impl Shared {
+    /// Tells the observer of a change that is about to happen.
+    fn announce(&self, operation: Operation) {
+        let observer = self.state.lock().observer.clone();
+        if let Some(Observer(observer)) = observer {
+            observer(operation);
+        }
+    }
+
     /// Makes a range of a file, or all of it, durable; or loses it, if a fault is planned.
     fn sync(&self, node: &FileNode, path: &Path, range: Option<Range<usize>>) -> io::Result<()> {
+        self.announce(Operation::SyncData);
         let (outcome, duration) = {
             let mut state = self.state.lock();
-            let outcome = state.faults.check(Operation::SyncData, &[path]);
+            let fault = state.faults.next(Operation::SyncData, &[path]);
             let mut content = node.content.lock();
             // Durable at once, as early as a device could make it: stores during the wait below are
             // not covered, which is all that a caller may rely on.
-            match (&outcome, range) {
-                (Ok(()), None) => content.sync(),
-                (Ok(()), Some(range)) => content.sync_range(range),
-                (Err(_), None) => content.fail_sync(0..usize::MAX),
-                (Err(_), Some(range)) => content.fail_sync(range),
+            match (fault, range) {
+                (None, None) => content.sync(),
+                (None, Some(range)) => content.sync_range(range),
+                (Some(FaultKind::Lying), _) => {}
+                (Some(_), None) => content.fail_sync(0..usize::MAX),
+                (Some(_), Some(range)) => content.fail_sync(range),
             }
+            let outcome = match fault {
+                None | Some(FaultKind::Lying) => Ok(()),
+                Some(kind) => Err(kind.to_error()),
+            };
             (outcome, state.sync_duration)
         };
         if !duration.is_zero() {

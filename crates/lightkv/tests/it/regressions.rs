@@ -299,3 +299,45 @@ fn a_deleted_key_does_not_come_back_beneath_a_newer_put() {
     assert_eq!(snapshot.scan(..).rev().count(), 49);
     assert_eq!(db.scan(..).count(), 50);
 }
+
+/// A merge that met a full disk kept its claim on the partition until space returned, and `Db::compact` waited for the
+/// claim: for ever, if the disk stayed full. Found by failing every call of the file system.
+#[test]
+fn a_compaction_on_a_full_disk_says_so_instead_of_waiting() {
+    let mut reports = 0;
+    for after_calls in 0..40 {
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut store = Small::with_journal();
+            store.tuning.inline_background = true;
+            let db = store.open();
+            for round in 0..2 {
+                // The merge of two tables begins in the second flush.
+                if round == 1 {
+                    store.vfs.inject(Fault {
+                        operation: Operation::Write,
+                        kind: FaultKind::NoSpace,
+                        after_calls,
+                        permanent: true,
+                        path_contains: Some("/tables/".into()),
+                    });
+                }
+                for number in 0..20 {
+                    db.put(key(number), vec![round; 300]).unwrap();
+                }
+                if db.flush().is_err() {
+                    let _ = sender.send(None);
+                    return;
+                }
+            }
+            let _ = sender.send(Some(db.compact(..)));
+        });
+        let result = receiver.recv_timeout(Duration::from_secs(20));
+        match result.expect("compact waits for a merge that cannot go on") {
+            Some(Err(lightkv::Error::NoSpace { .. })) => reports += 1,
+            Some(Err(error)) => panic!("{error}"),
+            Some(Ok(())) | None => {}
+        }
+    }
+    assert!(reports > 0, "no merge met the full disk");
+}

@@ -24,6 +24,42 @@ use std::sync::Arc;
 use super::file::{FileContent, SECTOR_LEN_BYTES};
 use super::tree::{Change, Directory, DirectoryId, FileNode, Node, ROOT, Tree};
 
+/// One thing that a power loss may or may not keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CrashQuestion {
+    /// How many of the unsynced changes to the names in a directory survive; 0 is none.
+    Names {
+        /// Number of the directory, the same in every image.
+        directory: u64,
+    },
+    /// How long a file is: 0 is as it was synced, the last outcome is as it was written.
+    Length {
+        /// Number of the file, the same in every image.
+        file: u64,
+    },
+    /// Whether a sector of 512 bytes is old (0) or new (1).
+    Sector {
+        /// Number of the file, the same in every image.
+        file: u64,
+        /// First byte of the sector.
+        offset: u64,
+    },
+}
+
+/// Decides what survives a power loss; see [`MemoryVfs::crash_image_with`](super::MemoryVfs::crash_image_with).
+pub trait CrashChooser {
+    /// Picks one of `choice_count` outcomes: 0 is "as it was synced", the last one is "as it was
+    /// written". A number beyond counts as the last.
+    fn choose(&mut self, question: CrashQuestion, choice_count: u64) -> u64;
+}
+
+/// A chooser from a function of question and number of outcomes.
+impl<F: FnMut(CrashQuestion, u64) -> u64> CrashChooser for F {
+    fn choose(&mut self, question: CrashQuestion, choice_count: u64) -> u64 {
+        self(question, choice_count)
+    }
+}
+
 /// SplitMix64: enough for drawing crash images, the same on every machine.
 struct Draw {
     state: u64,
@@ -103,15 +139,15 @@ struct Copier<F> {
     copy_content: F,
 }
 
-impl<F: FnMut(&FileContent) -> FileContent> Copier<F> {
+impl<F: FnMut(&FileContent, u64) -> FileContent> Copier<F> {
     fn copy(&mut self, node: &Node) -> Node {
         match node {
             Node::Directory(id) => Node::Directory(*id),
             Node::File(file) => {
-                let copy = self
-                    .copies
-                    .entry(Arc::as_ptr(file))
-                    .or_insert_with(|| FileNode::new((self.copy_content)(&file.content.lock())));
+                let copy = self.copies.entry(Arc::as_ptr(file)).or_insert_with(|| {
+                    let content = (self.copy_content)(&file.content.lock(), file.number);
+                    FileNode::new(file.number, content)
+                });
                 Node::File(Arc::clone(copy))
             }
         }
@@ -129,7 +165,7 @@ impl<F: FnMut(&FileContent) -> FileContent> Copier<F> {
 pub(super) fn kill_image(tree: &Tree) -> Tree {
     let mut copier = Copier {
         copies: HashMap::new(),
-        copy_content: FileContent::deep_copy,
+        copy_content: |content: &FileContent, _| content.deep_copy(),
     };
     let mut image = tree.clone();
     for directory in image.directories.values_mut() {
@@ -144,15 +180,33 @@ pub(super) fn kill_image(tree: &Tree) -> Tree {
     image
 }
 
-/// What a power loss leaves.
+/// What a power loss leaves, by a seed.
 pub(super) fn crash_image(tree: &Tree, seed: u64) -> Tree {
     let mut draw = Draw { state: seed };
     let survivors = surviving_changes(tree, seed, &mut draw);
+    build_image(tree, &survivors, |content, _| {
+        FileContent::durable(surviving_bytes(content, seed, &mut draw))
+    })
+}
+
+/// What a power loss leaves, as a chooser says.
+pub(super) fn crash_image_with(tree: &Tree, chooser: &mut dyn CrashChooser) -> Tree {
+    let survivors = chosen_changes(tree, chooser);
+    build_image(tree, &survivors, |content, file| {
+        content
+            .only_survivor()
+            .unwrap_or_else(|| FileContent::durable(chosen_bytes(content, file, chooser)))
+    })
+}
+
+fn build_image(
+    tree: &Tree,
+    survivors: &HashMap<DirectoryId, usize>,
+    copy_content: impl FnMut(&FileContent, u64) -> FileContent,
+) -> Tree {
     let mut copier = Copier {
         copies: HashMap::new(),
-        copy_content: |content: &FileContent| {
-            FileContent::durable(surviving_bytes(content, seed, &mut draw))
-        },
+        copy_content,
     };
     let mut image = Tree::new();
     // Only what can be reached exists: a directory whose name was lost is lost with all it holds.
@@ -195,8 +249,37 @@ fn surviving_changes(tree: &Tree, seed: u64, draw: &mut Draw) -> HashMap<Directo
         };
         survivors.insert(id, count);
     }
-    // A rename between directories: the removal must not survive without the insertion. Cutting one
-    // directory's changes can undo an insertion that another one depends on, hence the loop.
+    keep_renamed_files(tree, &ids, &mut survivors);
+    survivors
+}
+
+/// As [`surviving_changes`], as a chooser says.
+fn chosen_changes(tree: &Tree, chooser: &mut dyn CrashChooser) -> HashMap<DirectoryId, usize> {
+    let mut ids: Vec<_> = tree.directories.keys().copied().collect();
+    ids.sort_unstable();
+    let mut survivors = HashMap::new();
+    for &id in &ids {
+        let pending = tree.directories[&id].pending.len();
+        let count = if pending == 0 {
+            0
+        } else {
+            let question = CrashQuestion::Names { directory: id };
+            let choice = chooser.choose(question, pending as u64 + 1);
+            usize::try_from(choice).map_or(pending, |choice| choice.min(pending))
+        };
+        survivors.insert(id, count);
+    }
+    keep_renamed_files(tree, &ids, &mut survivors);
+    survivors
+}
+
+/// A rename between directories: the removal must not survive without the insertion.
+fn keep_renamed_files(
+    tree: &Tree,
+    ids: &[DirectoryId],
+    survivors: &mut HashMap<DirectoryId, usize>,
+) {
+    // Cutting one directory's changes can undo an insertion that another one depends on, hence the loop.
     loop {
         let lost_insertions: Vec<u64> = ids
             .iter()
@@ -207,7 +290,7 @@ fn surviving_changes(tree: &Tree, seed: u64, draw: &mut Draw) -> HashMap<Directo
         let is_orphaned =
             |change: &Change| change.insert.is_none() && lost_insertions.contains(&change.id);
         let mut changed = false;
-        for &id in &ids {
+        for &id in ids {
             let kept = &tree.directories[&id].pending[..survivors[&id]];
             if let Some(cut) = kept.iter().position(is_orphaned) {
                 survivors.insert(id, cut);
@@ -215,7 +298,7 @@ fn surviving_changes(tree: &Tree, seed: u64, draw: &mut Draw) -> HashMap<Directo
             }
         }
         if !changed {
-            return survivors;
+            return;
         }
     }
 }
@@ -248,6 +331,42 @@ fn surviving_bytes(content: &FileContent, seed: u64, draw: &mut Draw) -> Vec<u8>
     let fate = Fate::draw(seed, draw, changed.len());
     for (piece, range) in changed.into_iter().enumerate() {
         if fate.keeps(piece, draw) {
+            survivor[range.clone()].copy_from_slice(&current[range]);
+        }
+    }
+    survivor
+}
+
+/// As [`surviving_bytes`], as a chooser says.
+fn chosen_bytes(content: &FileContent, file: u64, chooser: &mut dyn CrashChooser) -> Vec<u8> {
+    let current = content.current();
+    let synced = content.synced();
+    let (shorter, longer) = (
+        synced.len().min(current.len()),
+        synced.len().max(current.len()),
+    );
+    let mut len = synced.len();
+    if shorter < longer {
+        // Both lengths, and those in between that end with a sector.
+        let first = shorter / SECTOR_LEN_BYTES + 1;
+        let between = (longer.div_ceil(SECTOR_LEN_BYTES)).saturating_sub(first);
+        let count = between as u64 + 2;
+        let choice = chooser.choose(CrashQuestion::Length { file }, count);
+        if choice >= count - 1 {
+            len = current.len();
+        } else if choice > 0 {
+            len = (first + choice as usize - 1) * SECTOR_LEN_BYTES;
+        }
+    }
+    let mut survivor = synced.to_vec();
+    survivor.resize(len, 0);
+    for start in (0..len.min(current.len())).step_by(SECTOR_LEN_BYTES) {
+        let range = start..(start + SECTOR_LEN_BYTES).min(len).min(current.len());
+        if survivor[range.clone()] == current[range.clone()] {
+            continue;
+        }
+        let offset = start as u64;
+        if chooser.choose(CrashQuestion::Sector { file, offset }, 2) > 0 {
             survivor[range.clone()].copy_from_slice(&current[range]);
         }
     }

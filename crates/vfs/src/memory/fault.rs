@@ -49,6 +49,9 @@ pub enum FaultKind {
     /// A write stores the first half of its bytes and then fails with
     /// [`io::ErrorKind::WriteZero`]. Any other operation fails as with [`FaultKind::Io`].
     ShortWrite,
+    /// A sync of data or of a directory says that it succeeded and has made nothing durable; what it should
+    /// have synced is synced by the next honest one. Any other operation fails as with [`FaultKind::Io`].
+    Lying,
     /// ENOENT ([`io::ErrorKind::NotFound`]): as if another thread had just removed the file. The call has
     /// no effect.
     NotFound,
@@ -141,7 +144,7 @@ impl FaultKind {
                 io::Error::from_raw_os_error(rustix::io::Errno::NOENT.raw_os_error())
             }
             // The real error numbers, so that code that looks at them is tested too.
-            FaultKind::Io | FaultKind::ShortWrite => {
+            FaultKind::Io | FaultKind::ShortWrite | FaultKind::Lying => {
                 io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error())
             }
         }

@@ -18,8 +18,8 @@ const LEN_MAX_BYTES: u64 = 1 << 36;
 /// Where the current bytes are.
 #[derive(Debug)]
 enum Bytes {
-    /// Never mapped. As long as the file.
-    Heap(Vec<u8>),
+    /// Never mapped. As long as the file. Shared by images until one of them writes.
+    Heap(Arc<Vec<u8>>),
     /// Mapped at least once. The region is longer than the file, and zero past its end.
     Mapped(Arc<Region>),
 }
@@ -30,7 +30,7 @@ enum Bytes {
 pub(super) struct FileContent {
     bytes: Bytes,
     len: usize,
-    synced: Vec<u8>,
+    synced: Arc<Vec<u8>>,
     /// Highest byte for which space was taken, by a write or by allocation, plus one.
     used_bytes: usize,
     /// What may differ from the synced bytes. Ignored once mapped: stores leave no trace.
@@ -48,9 +48,13 @@ impl FileContent {
 
     /// A file all of whose bytes are durable.
     pub(super) fn durable(bytes: Vec<u8>) -> FileContent {
+        FileContent::durable_shared(Arc::new(bytes))
+    }
+
+    fn durable_shared(bytes: Arc<Vec<u8>>) -> FileContent {
         FileContent {
             len: bytes.len(),
-            synced: bytes.clone(),
+            synced: Arc::clone(&bytes),
             used_bytes: bytes.len(),
             bytes: Bytes::Heap(bytes),
             dirty: 0..0,
@@ -63,7 +67,7 @@ impl FileContent {
         FileContent {
             bytes: Bytes::Heap(self.current()),
             len: self.len,
-            synced: self.synced.clone(),
+            synced: Arc::clone(&self.synced),
             used_bytes: self.used_bytes,
             dirty: self.dirty_range(),
             abandoned: self.abandoned.clone(),
@@ -79,15 +83,26 @@ impl FileContent {
     }
 
     /// All current bytes, mapped stores included.
-    pub(super) fn current(&self) -> Vec<u8> {
+    pub(super) fn current(&self) -> Arc<Vec<u8>> {
         match &self.bytes {
-            Bytes::Heap(bytes) => bytes.clone(),
+            Bytes::Heap(bytes) => Arc::clone(bytes),
             Bytes::Mapped(region) => {
                 let mut bytes = vec![0; self.len];
                 region.read(0, &mut bytes);
-                bytes
+                Arc::new(bytes)
             }
         }
+    }
+
+    /// The file as a power loss leaves it, if there is but one possibility: nothing is unsynced.
+    pub(super) fn only_survivor(&self) -> Option<FileContent> {
+        let is_known = match &self.bytes {
+            Bytes::Heap(bytes) => {
+                Arc::ptr_eq(bytes, &self.synced) || self.dirty.is_empty() && **bytes == *self.synced
+            }
+            Bytes::Mapped(_) => *self.current() == *self.synced,
+        };
+        is_known.then(|| FileContent::durable_shared(Arc::clone(&self.synced)))
     }
 
     /// The bytes that no power loss can take.
@@ -119,7 +134,7 @@ impl FileContent {
             self.resize(end)?;
         }
         match &mut self.bytes {
-            Bytes::Heap(bytes) => bytes[start..end].copy_from_slice(new),
+            Bytes::Heap(bytes) => Arc::make_mut(bytes)[start..end].copy_from_slice(new),
             Bytes::Mapped(region) => region.write(start, new),
         }
         self.used_bytes = self.used_bytes.max(end);
@@ -173,7 +188,9 @@ impl FileContent {
     /// Makes the current bytes in a range of whole pages, and the length, durable.
     pub(super) fn sync_range(&mut self, range: Range<usize>) {
         let dirty = intersection(self.dirty_range(), range);
-        self.synced.resize(self.len, 0);
+        if self.synced.len() != self.len {
+            Arc::make_mut(&mut self.synced).resize(self.len, 0);
+        }
         let mut sector = [0; SECTOR_LEN_BYTES];
         for range in sectors(dirty) {
             let range = range.start..range.end.min(self.len);
@@ -188,7 +205,7 @@ impl FileContent {
                 }
                 self.abandoned.remove(&range.start);
             }
-            self.synced[range].copy_from_slice(sector);
+            Arc::make_mut(&mut self.synced)[range].copy_from_slice(sector);
         }
     }
 
@@ -222,7 +239,7 @@ impl FileContent {
             let known_len = self.synced.len().saturating_sub(start).min(range.len());
             medium[..known_len].copy_from_slice(&self.synced[start..start + known_len]);
             match &mut self.bytes {
-                Bytes::Heap(bytes) => bytes[range].copy_from_slice(&medium),
+                Bytes::Heap(bytes) => Arc::make_mut(bytes)[range].copy_from_slice(&medium),
                 Bytes::Mapped(region) => region.write(start, &medium),
             }
         }
@@ -266,6 +283,7 @@ impl FileContent {
         let old_len = self.len;
         match &mut self.bytes {
             Bytes::Heap(bytes) => {
+                let bytes = Arc::make_mut(bytes);
                 if let Some(more) = len.checked_sub(bytes.len()) {
                     bytes
                         .try_reserve(more)

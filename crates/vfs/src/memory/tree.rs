@@ -14,6 +14,8 @@ use super::file::FileContent;
 /// One file, whatever its names. Shared by directory entries and open handles.
 #[derive(Debug)]
 pub(super) struct FileNode {
+    /// The same in every image of the file system.
+    pub(super) number: u64,
     pub(super) content: Mutex<FileContent>,
     /// How many [`OpenNode`]s there are. The reference count does not tell: what a crash could bring
     /// back is referenced too.
@@ -21,8 +23,9 @@ pub(super) struct FileNode {
 }
 
 impl FileNode {
-    pub(super) fn new(content: FileContent) -> Arc<FileNode> {
+    pub(super) fn new(number: u64, content: FileContent) -> Arc<FileNode> {
         Arc::new(FileNode {
+            number,
             content: Mutex::new(content),
             open_count: AtomicUsize::new(0),
         })
@@ -141,8 +144,8 @@ impl Tree {
         }
     }
 
-    /// A number for a change or a directory, never used before.
-    fn new_id(&mut self) -> u64 {
+    /// A number for a change, a directory or a file, never used before.
+    pub(super) fn new_id(&mut self) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
         id

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -44,6 +44,8 @@ pub(crate) struct Background {
     /// As in the queue, for merges to look at in the middle of their work.
     stopping: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Set if there are no threads and whoever waits does their work: see `Tuning::inline_background`.
+    inline: OnceLock<Weak<Store>>,
 }
 
 #[derive(Debug, Default)]
@@ -67,6 +69,8 @@ struct Queue {
     urgent: bool,
     /// The file that could not grow at the last try.
     no_space: Option<PathBuf>,
+    /// The same for merges, which writers do not depend on.
+    merge_no_space: Option<PathBuf>,
 }
 
 /// A unit of background work.
@@ -170,7 +174,50 @@ impl Background {
             awake: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             threads: Mutex::new(Vec::new()),
+            inline: OnceLock::new(),
         }
+    }
+
+    /// Lets callers that wait do the work of threads, of which none is started.
+    pub(crate) fn start_inline(&self, store: &Arc<Store>) {
+        let _ = self.inline.set(Arc::downgrade(store));
+    }
+
+    /// Without threads, does all work that is queued; tells whether there was any that succeeded. The caller
+    /// holds no lock.
+    pub(crate) fn run_inline(&self) -> bool {
+        let Some(store) = self.inline.get().and_then(Weak::upgrade) else {
+            return false;
+        };
+        let mut has_worked = false;
+        let mut is_idle = false;
+        while !is_idle {
+            is_idle = true;
+            for role in [Role::Keeper, Role::Flusher, Role::Compactor] {
+                while let Some(job) = self.next_inline(&store, role) {
+                    // It is due as long as the buffer is over its mark, also if there is nothing to freeze.
+                    let is_relief = matches!(job, Job::Relieve { .. });
+                    // What fails is tried again when somebody waits again.
+                    if !self.perform(&store, job)
+                        || is_relief && self.queue.lock().flushes.is_empty()
+                    {
+                        break;
+                    }
+                    is_idle = false;
+                    has_worked = true;
+                }
+            }
+        }
+        store.tables.remove_discarded();
+        has_worked
+    }
+
+    fn next_inline(&self, store: &Store, role: Role) -> Option<Job> {
+        let mut queue = self.queue.lock();
+        if queue.stopped || store.health.poisoned().is_some() {
+            return None;
+        }
+        queue.next(store, role)
     }
 
     /// Starts the threads that flush, and `compactors` that merge.
@@ -226,6 +273,11 @@ impl Background {
         self.queue.lock().flushes.pop_front()
     }
 
+    /// The file that could not grow when a merge was tried last; the merge keeps its claim meanwhile.
+    pub(crate) fn merge_no_space(&self) -> Option<PathBuf> {
+        self.queue.lock().merge_no_space.clone()
+    }
+
     /// Asks for a sync of what recovery replayed, up to the record of that number.
     pub(crate) fn queue_settling(&self, through: u64) {
         self.queue.lock().settle = Some(through);
@@ -265,6 +317,10 @@ impl Background {
 
     /// Waits a moment for room in the buffer.
     pub(crate) fn wait_for_room(&self) -> Result<()> {
+        if self.inline.get().is_some() {
+            self.queue.lock().urgent = true;
+            self.run_inline();
+        }
         let mut queue = self.queue.lock();
         if let Some(path) = &queue.no_space {
             return Err(Error::NoSpace { path: path.clone() });
@@ -280,6 +336,10 @@ impl Background {
 
     /// Waits until `done` holds, asking again whenever a job ended; an error if jobs cannot succeed.
     pub(crate) fn wait_until(&self, store: &Store, mut done: impl FnMut() -> bool) -> Result<()> {
+        if self.inline.get().is_some() && self.queue.lock().no_space.is_some() {
+            // Nobody else has tried meanwhile whether space has returned.
+            self.run_inline();
+        }
         loop {
             if let Some(error) = store.health.poisoned() {
                 return Err(error);
@@ -296,6 +356,9 @@ impl Background {
             if done() {
                 return Ok(());
             }
+            if self.run_inline() {
+                continue;
+            }
             self.work.notify_all();
             let mut queue = self.queue.lock();
             self.ended.wait_for(&mut queue, Duration::from_millis(5));
@@ -309,37 +372,44 @@ impl Background {
             // Of the calling thread, on Linux. It only makes merges more noticeable.
             tracing::debug!(%error, "cannot lower the priority of merges");
         }
-        while let Some(mut job) = self.next(store, role) {
-            // A panic is a bug of ours; it must not leave writers waiting for a thread that is gone.
-            let result = catch_unwind(AssertUnwindSafe(|| match &mut job {
-                Job::Flush(partition) => store.flush_partition(partition),
-                Job::Compact(partition) => {
-                    let installation = store.prepare_compaction(partition)?;
-                    self.queue.lock().installations.push_back(installation);
-                    self.work.notify_all();
-                    Ok(())
-                }
-                Job::Install(installation) => store.install_compaction(installation),
-                Job::Consider(partition) => {
-                    store.consider_compaction(partition);
-                    Ok(())
-                }
-                Job::Sweep => {
-                    store.sweep_retained_garbage();
-                    Ok(())
-                }
-                Job::Grow => store.buffer.grow_ahead(),
-                Job::Relieve { is_urgent } => self.relieve(store, *is_urgent),
-                Job::Settle(through) => store.settle_replayed(*through),
-            }))
-            .unwrap_or_else(|_| {
-                Err(Error::Poisoned {
-                    reason: "a background thread panicked".into(),
-                })
-            });
-            self.finish(store, job, result);
-            store.balance_memory();
+        while let Some(job) = self.next(store, role) {
+            self.perform(store, job);
         }
+    }
+
+    /// Does a job; tells whether it succeeded.
+    fn perform(&self, store: &Arc<Store>, mut job: Job) -> bool {
+        // A panic is a bug of ours; it must not leave writers waiting for a thread that is gone.
+        let result = catch_unwind(AssertUnwindSafe(|| match &mut job {
+            Job::Flush(partition) => store.flush_partition(partition),
+            Job::Compact(partition) => {
+                let installation = store.prepare_compaction(partition)?;
+                self.queue.lock().installations.push_back(installation);
+                self.work.notify_all();
+                Ok(())
+            }
+            Job::Install(installation) => store.install_compaction(installation),
+            Job::Consider(partition) => {
+                store.consider_compaction(partition);
+                Ok(())
+            }
+            Job::Sweep => {
+                store.sweep_retained_garbage();
+                Ok(())
+            }
+            Job::Grow => store.buffer.grow_ahead(),
+            Job::Relieve { is_urgent } => self.relieve(store, *is_urgent),
+            Job::Settle(through) => store.settle_replayed(*through),
+        }))
+        .unwrap_or_else(|_| {
+            Err(Error::Poisoned {
+                reason: "a background thread panicked".into(),
+            })
+        });
+        let is_done = result.is_ok();
+        self.finish(store, job, result);
+        store.balance_memory();
+        is_done
     }
 
     /// Freezes a leaf; waits a moment if there is nothing to freeze but what others are flushing.
@@ -385,6 +455,13 @@ impl Background {
         }
     }
 
+    /// Leaves a full disk alone for a while. Whoever waits without threads does so elsewhere.
+    fn rest(&self, queue: &mut MutexGuard<'_, Queue>) {
+        if self.inline.get().is_none() {
+            self.work.wait_for(queue, RETRY_INTERVAL);
+        }
+    }
+
     fn finish(&self, store: &Store, job: Job, result: Result<()>) {
         if matches!(result, Err(Error::NoSpace { .. })) {
             // Removed files keep their space until the last guard that could reach them is gone.
@@ -398,11 +475,15 @@ impl Background {
                 if matches!(job, Job::Flush(_)) {
                     queue.no_space = None;
                 }
+                if job.merging().is_some() {
+                    queue.merge_no_space = None;
+                }
             }
             Err(Error::NoSpace { path }) if job.merging().is_some() => {
                 // A merge needs space for its output while its inputs are still there. Writers do not
                 // depend on it: they are told only when flushes fail.
                 tracing::warn!(path = %path.display(), "no space left for a compaction");
+                queue.merge_no_space = Some(path);
                 queue.compactions.extend(job.merging().cloned());
                 queue.compactions_resume = Some(Instant::now() + COMPACTION_RETRY_INTERVAL);
             }
@@ -416,7 +497,7 @@ impl Background {
                     queue.settle = Some(through);
                 }
                 self.ended.notify_all();
-                self.work.wait_for(&mut queue, RETRY_INTERVAL);
+                self.rest(&mut queue);
                 return;
             }
             Err(Error::NoSpace { path }) => {
@@ -428,7 +509,7 @@ impl Background {
                 }
                 self.room.notify_all();
                 self.ended.notify_all();
-                self.work.wait_for(&mut queue, RETRY_INTERVAL);
+                self.rest(&mut queue);
                 return;
             }
             Err(error) if job.merging().is_some() && is_unreadable(&error) => {

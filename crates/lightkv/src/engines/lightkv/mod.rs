@@ -121,11 +121,15 @@ pub(crate) fn open(directory: &Path, options: Options) -> Result<Arc<dyn Engine>
         closing: Mutex::new(()),
     };
     let compactors = options.background_threads;
-    engine
-        .store
-        .background
-        .start(&engine.store, compactors)
-        .map_err(|error| crate::error::io(directory, "start a thread for", error))?;
+    if options.tuning.inline_background {
+        engine.store.background.start_inline(&engine.store);
+    } else {
+        engine
+            .store
+            .background
+            .start(&engine.store, compactors)
+            .map_err(|error| crate::error::io(directory, "start a thread for", error))?;
+    }
     engine.store.queue_pending_compactions();
     Ok(Arc::new(engine))
 }
@@ -225,6 +229,7 @@ impl Engine for LightKv {
     fn sync(&self) -> Result<()> {
         self.store.health.check()?;
         self.store.check_sync(WriteOptions::new().sync(true))?;
+        self.store.background.run_inline();
         self.store.sync()
     }
 

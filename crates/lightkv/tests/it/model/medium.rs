@@ -55,7 +55,7 @@ fn tuning(
         journal_file_bytes: Some(journal_file_bytes),
         block_bytes: Some(block_bytes),
         large_value_bytes: Some(2000),
-        room_wait_max: None,
+        ..Tuning::default()
     }
 }
 

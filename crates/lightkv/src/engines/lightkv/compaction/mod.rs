@@ -194,10 +194,20 @@ impl Store {
             }
             self.health.check()?;
             // Claim the partition as a background merge would, so that no split comes between.
+            let mut no_space = None;
             self.background.wait_until(self, || {
                 let mut writer = partition.lock();
-                writer.dead || !std::mem::replace(&mut writer.compacting, true)
+                let is_ours = writer.dead || !std::mem::replace(&mut writer.compacting, true);
+                drop(writer);
+                // A merge that meets a full disk keeps its claim until space returns, which may be never.
+                if !is_ours {
+                    no_space = self.background.merge_no_space();
+                }
+                is_ours || no_space.is_some()
             })?;
+            if let Some(path) = no_space {
+                return Err(Error::NoSpace { path });
+            }
             if partition.lock().dead {
                 // Its parts list its tables.
                 pending.extend(self.parts_of(&partition));

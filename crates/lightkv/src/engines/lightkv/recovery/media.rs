@@ -80,10 +80,10 @@ pub(super) fn open_manifest(
     if Manifest::load(vfs.as_ref(), directory)?.is_some() {
         return Manifest::open(vfs, directory);
     }
-    let identity = random_nonzero()?;
+    let identity = options.tuning.identity.map_or_else(random_nonzero, Ok)?;
     let state = ManifestState {
         store_identity: identity,
-        hash_seed: random_nonzero()?,
+        hash_seed: options.tuning.identity.map_or_else(random_nonzero, Ok)?,
         engine_code: options.engine.code(),
         pool_identity: if options.pmem_path.is_some() {
             identity
@@ -149,7 +149,8 @@ fn pool_options(state: &ManifestState, sizes: &Sizes, options: &Options) -> Pool
         (Some(_), PoolMedium::Emulated(medium)) => SourceRequest::Emulated(medium.clone()),
     };
     // An extent holds its header and table beside its chunks: an eighth more than the buffer is ample.
-    let max_bytes = sizes.buffer_bytes + sizes.buffer_bytes / 8 + (2 << 20);
+    let ample_bytes = sizes.buffer_bytes + sizes.buffer_bytes / 8 + (2 << 20);
+    let max_bytes = options.tuning.pool_bytes.unwrap_or(ample_bytes);
     PoolOptions {
         source,
         identity: state.store_identity,

@@ -1,0 +1,191 @@
+//! A whole run: configurations in turn, seed after seed, until time is up or enough states were seen.
+
+use std::time::{Duration, Instant};
+
+use crate::configuration::Configuration;
+use crate::explorer::{Explorer, Plan};
+use crate::generator::Generator;
+use crate::io_errors::{self, ErrorTotals};
+use crate::report::{Report, commit, processor_seconds};
+use crate::script::Script;
+
+/// Operations of a life in which every call fails once: every one of them is lived hundreds of times.
+const ERROR_OPERATIONS: usize = 18;
+/// Configurations in which calls fail: what the others differ in does not touch files.
+const ERROR_CONFIGURATIONS: [&str; 2] = ["pool-split", "journal-power"];
+/// Seeds of failing calls in a run that ends by its number of states.
+const ERROR_SEEDS: u64 = 4;
+
+/// What is to be run.
+#[derive(Clone, Debug)]
+pub struct Campaign {
+    /// In turn.
+    pub configurations: Vec<&'static Configuration>,
+    /// The first seed.
+    pub seed: u64,
+    /// Operations of a life that crashes.
+    pub operations: usize,
+    /// Threads that recover; `None` is one a processor.
+    pub threads: Option<usize>,
+    /// When to stop; failing calls have the last quarter of the time.
+    pub deadline: Option<Instant>,
+    /// Different states after which to stop.
+    pub states_max: Option<u64>,
+    /// Whether crashes are explored.
+    pub crashes: bool,
+    /// Whether calls fail.
+    pub errors: bool,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// Nothing was wrong.
+    Passed,
+    /// A crash left something wrong.
+    Crash(Box<Script>),
+    /// A failing call did.
+    Error {
+        /// Name of the configuration.
+        configuration: &'static str,
+        /// Seed of the life.
+        seed: u64,
+        /// Which call, and what was wrong.
+        message: String,
+    },
+}
+
+impl Campaign {
+    /// Runs it; `tell` hears about the progress.
+    pub fn run(&self, mut tell: impl FnMut(String)) -> (Report, Outcome) {
+        let start = Instant::now();
+        let mut report = Report {
+            commit: commit(),
+            seed: self.seed,
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+            ..Report::default()
+        };
+        let mut outcome = Outcome::Passed;
+        if self.crashes {
+            let end = match (self.deadline, self.errors) {
+                (Some(deadline), true) => {
+                    Some(start + deadline.saturating_duration_since(start).mul_f64(0.75))
+                }
+                (deadline, _) => deadline,
+            };
+            outcome = self.run_crashes(end, &mut report, &mut tell);
+        }
+        if self.errors && matches!(outcome, Outcome::Passed) {
+            outcome = self.run_errors(&mut report, &mut tell);
+        }
+        report.violations = u64::from(!matches!(outcome, Outcome::Passed));
+        report.seconds = start.elapsed().as_secs_f64();
+        report.processor_seconds = processor_seconds();
+        (report, outcome)
+    }
+
+    fn run_crashes(
+        &self,
+        end: Option<Instant>,
+        report: &mut Report,
+        tell: &mut impl FnMut(String),
+    ) -> Outcome {
+        let explorers: Vec<Explorer> = self
+            .configurations
+            .iter()
+            .map(|_| Explorer::default())
+            .collect();
+        let mut outcome = Outcome::Passed;
+        'seeds: for seed in self.seed.. {
+            for (index, (configuration, explorer)) in
+                self.configurations.iter().zip(&explorers).enumerate()
+            {
+                let plan = Plan {
+                    seed,
+                    operations: self.operations,
+                    threads: self.threads.unwrap_or(Plan::default().threads),
+                    deadline: self.share(end, index, seed),
+                    ..Plan::default()
+                };
+                if let Err(script) = explorer.explore(configuration, &plan) {
+                    outcome = Outcome::Crash(Box::new(script));
+                    break 'seeds;
+                }
+                let different: u64 = explorers.iter().map(Explorer::different_states).sum();
+                tell(format!(
+                    "{} seed {seed}: {different} different states",
+                    configuration.name
+                ));
+                if end.is_some_and(|end| Instant::now() >= end)
+                    || self.states_max.is_some_and(|states| different >= states)
+                {
+                    break 'seeds;
+                }
+            }
+        }
+        for (configuration, explorer) in self.configurations.iter().zip(&explorers) {
+            let totals = explorer.counts.totals();
+            report.crashes.insert(configuration.name.into(), totals);
+        }
+        outcome
+    }
+
+    /// In the first round each configuration has a fair part of the time that is left, so that a short run
+    /// sees all of them.
+    fn share(&self, end: Option<Instant>, index: usize, seed: u64) -> Option<Instant> {
+        let end = end?;
+        if seed > self.seed {
+            return Some(end);
+        }
+        let now = Instant::now();
+        let left = end.saturating_duration_since(now);
+        let others = (self.configurations.len() - index) as u32;
+        Some(now + (left / others).max(Duration::from_millis(1)))
+    }
+
+    fn run_errors(&self, report: &mut Report, tell: &mut impl FnMut(String)) -> Outcome {
+        let is_late = || {
+            self.deadline
+                .is_some_and(|deadline| Instant::now() >= deadline)
+        };
+        let chosen: Vec<&&'static Configuration> = self
+            .configurations
+            .iter()
+            .filter(|configuration| ERROR_CONFIGURATIONS.contains(&configuration.name))
+            .collect();
+        for seed in self.seed.. {
+            for (index, configuration) in chosen.iter().enumerate() {
+                let left = self
+                    .deadline
+                    .map(|deadline| deadline.saturating_duration_since(Instant::now()));
+                let end = left.map(|left| Instant::now() + left / (chosen.len() - index) as u32);
+                let goes_on = || end.is_none_or(|end| Instant::now() < end);
+                let mut generator = Generator::new(seed, 0, configuration.large_value_bytes);
+                let operations = generator.operations(ERROR_OPERATIONS);
+                let name = configuration.name;
+                match io_errors::explore(configuration, &operations, goes_on) {
+                    Ok(totals) => {
+                        let all: &mut ErrorTotals = report.errors.entry(name.into()).or_default();
+                        all.add(&totals);
+                        tell(format!(
+                            "{name} seed {seed}: {} failing calls",
+                            totals.faults
+                        ));
+                    }
+                    Err(message) => {
+                        return Outcome::Error {
+                            configuration: name,
+                            seed,
+                            message,
+                        };
+                    }
+                }
+            }
+            let has_all_seeds = self.deadline.is_none() && seed + 1 >= self.seed + ERROR_SEEDS;
+            if is_late() || has_all_seeds || report.errors.is_empty() {
+                break;
+            }
+        }
+        Outcome::Passed
+    }
+}

@@ -1,0 +1,161 @@
+//! What a store lives on, and how it is opened: sizes so small that a few dozen operations meet every mechanism.
+
+use std::sync::Arc;
+
+use lightkv::{Db, Options, PoolMedium, Result, Tuning};
+use lightkv_pmem::{EmulatedBacking, EmulatedMedium, Granularity, PoolImage};
+use lightkv_vfs::MemoryVfs;
+
+/// Where the store is, in the file system in memory.
+const DIRECTORY: &str = "/store";
+
+/// What ends a life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crash {
+    /// Loses any part of what was not fenced or synced.
+    PowerLoss,
+    /// Loses nothing but what the process had not done yet.
+    Kill,
+}
+
+/// A way to open a store, and to lose it.
+#[derive(Debug)]
+pub struct Configuration {
+    /// As on the command line and in scripts.
+    pub name: &'static str,
+    /// What the pool promises; `None` if fresh data is in a journal.
+    pub pool: Option<Granularity>,
+    /// What ends lives.
+    pub crash: Crash,
+    /// Values from this length on are in files of their own.
+    pub large_value_bytes: usize,
+    leaf_entries: usize,
+    max_leaf_nodes: usize,
+}
+
+/// All configurations that are explored.
+pub static CONFIGURATIONS: [Configuration; 5] = [
+    Configuration {
+        name: "pool-split",
+        pool: Some(Granularity::CacheLine),
+        crash: Crash::PowerLoss,
+        large_value_bytes: 400,
+        leaf_entries: 8,
+        max_leaf_nodes: 8,
+    },
+    Configuration {
+        name: "pool-one-leaf",
+        pool: Some(Granularity::CacheLine),
+        crash: Crash::PowerLoss,
+        large_value_bytes: 150,
+        leaf_entries: 16,
+        max_leaf_nodes: 1,
+    },
+    Configuration {
+        name: "pool-byte",
+        pool: Some(Granularity::Byte),
+        crash: Crash::PowerLoss,
+        large_value_bytes: 400,
+        leaf_entries: 12,
+        max_leaf_nodes: 4,
+    },
+    Configuration {
+        name: "journal-power",
+        pool: None,
+        crash: Crash::PowerLoss,
+        large_value_bytes: 400,
+        leaf_entries: 8,
+        max_leaf_nodes: 8,
+    },
+    Configuration {
+        name: "journal-kill",
+        pool: None,
+        crash: Crash::Kill,
+        large_value_bytes: 400,
+        leaf_entries: 8,
+        max_leaf_nodes: 8,
+    },
+];
+
+impl Configuration {
+    /// The configuration of that name.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        CONFIGURATIONS.iter().find(|known| known.name == name)
+    }
+
+    /// Whether a write survives the crash as soon as it is acknowledged.
+    pub fn acknowledged_survives(&self) -> bool {
+        self.pool.is_some() || self.crash == Crash::Kill
+    }
+
+    /// Opens the store on a medium.
+    ///
+    /// # Errors
+    /// Those of `Options::open`.
+    pub fn open(&self, medium: &Medium) -> Result<Db> {
+        let tuning = Tuning {
+            buffer_bytes: Some(40 << 10),
+            segment_bytes: Some(4 << 10),
+            leaf_entries: Some(self.leaf_entries),
+            max_leaf_nodes: Some(self.max_leaf_nodes),
+            normal_split_values_min: Some(4),
+            chunk_bytes: Some(1 << 10),
+            journal_file_bytes: Some(16 << 10),
+            block_bytes: Some(64),
+            large_value_bytes: Some(self.large_value_bytes),
+            room_wait_max: None,
+            pool_bytes: Some(56 << 10),
+            identity: Some(0x1D_5EED),
+            inline_background: true,
+        };
+        let mut options = Options::new()
+            .memory_budget(16 << 20)
+            .compaction_size(2)
+            .max_open_files(8)
+            .tuning(tuning)
+            .vfs(Arc::new(medium.files.clone()));
+        if let (Some(granularity), Some(backing)) = (self.pool, &medium.pool) {
+            let mut pool = EmulatedMedium::new(backing.clone());
+            pool.granularity = granularity;
+            options = options
+                .pmem_path("/pool")
+                .pool_medium(PoolMedium::Emulated(pool));
+        }
+        options.open(DIRECTORY)
+    }
+}
+
+/// The media of one store. A clone is another handle on them.
+#[derive(Clone, Debug)]
+pub struct Medium {
+    /// The pool, if the configuration has one.
+    pub pool: Option<EmulatedBacking>,
+    /// Everything else.
+    pub files: MemoryVfs,
+}
+
+impl Medium {
+    /// Nothing yet.
+    pub fn empty(configuration: &Configuration) -> Self {
+        Self {
+            pool: configuration.pool.map(|_| EmulatedBacking::new()),
+            files: MemoryVfs::new(),
+        }
+    }
+
+    /// What a crash left, to live on and crash again.
+    pub fn tracked(pool: Option<PoolImage>, files: &MemoryVfs) -> Self {
+        Self {
+            pool: pool.map(EmulatedBacking::from_image),
+            files: files.kill_image(),
+        }
+    }
+
+    /// What a crash left, to look at and throw away.
+    pub fn untracked(pool: Option<PoolImage>, files: &MemoryVfs) -> Self {
+        Self {
+            pool: pool.map(EmulatedBacking::untracked_from_image),
+            files: files.kill_image(),
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! One life of a store: it is opened, used, and could have crashed at each of many moments.
+//!
+//! A life is watched from below: by the pool before each fence and by the file system before each change. At
+//! these moments, and whenever an operation returns, a [`Cut`] notes what media could lose and what the
+//! store had promised. Nothing else distinguishes crashes: between two fences the set of what may be lost
+//! only grows, so the states of an earlier moment are among those of the fence.
+//!
+//! A life without background threads depends on nothing but its beginning and its operations, so the cut of
+//! some number is the same in every run.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, ThreadId};
+
+use lightkv::{Db, Error, WriteBatch, WriteOptions};
+use lightkv_pmem::PersistenceModel;
+use lightkv_vfs::{MemoryVfs, Operation as FileOperation};
+use parking_lot::Mutex;
+
+use crate::configuration::{Configuration, Crash, Medium};
+use crate::contents::{Contents, Expectation, Group};
+use crate::operation::Operation;
+
+/// Where in a life a cut is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Before a fence of the pool.
+    Fence,
+    /// Before a change of the file system.
+    Change(FileOperation),
+    /// An operation, or the open, has just returned.
+    Acknowledged,
+}
+
+/// A moment at which the store could have crashed.
+#[derive(Clone, Debug)]
+pub struct Cut {
+    /// Number of the moment in its life.
+    pub index: usize,
+    /// Index of the operation under way or just acknowledged; `None` while the store is opened.
+    pub operation: Option<usize>,
+    /// Where it is.
+    pub place: Place,
+    /// What the pool has and may lose.
+    pub pool: Option<PersistenceModel>,
+    /// What the files have and may lose.
+    pub files: MemoryVfs,
+    /// What must be found afterwards.
+    pub expectation: Arc<Expectation>,
+}
+
+/// Which cuts of a life are kept.
+pub type Keep<'a> = &'a (dyn Fn(usize) -> bool + Sync);
+
+/// A life that ended.
+#[derive(Debug, Default)]
+pub struct Life {
+    /// The cuts that were to be kept.
+    pub cuts: Vec<Cut>,
+    /// How many there were.
+    pub cut_count: usize,
+    /// Background work that was done: flushes, merges, splits.
+    pub work: Work,
+}
+
+/// What a life did; for the question whether it tested anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Leaves written to tables.
+    pub flushes: u64,
+    /// Merges of tables.
+    pub compactions: u64,
+    /// Splits of leaves.
+    pub splits: u64,
+}
+
+/// What the observers of the media share with the life.
+struct Watch {
+    thread: ThreadId,
+    crash: Crash,
+    medium: Medium,
+    keeps: Box<dyn Fn(usize) -> bool + Send + Sync>,
+    /// Off while the store is read for the life's own checks.
+    is_on: AtomicBool,
+    state: Mutex<WatchState>,
+}
+
+struct WatchState {
+    cuts: Vec<Cut>,
+    cut_count: usize,
+    operation: Option<usize>,
+    expectation: Arc<Expectation>,
+}
+
+impl Watch {
+    fn cut(&self, place: Place) {
+        // Threads of the engine's parts, if any, come and go at their own pace; what they leave is seen at
+        // the next cut of this thread. Relaxed: set by this thread.
+        if thread::current().id() != self.thread || !self.is_on.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut state = self.state.lock();
+        let index = state.cut_count;
+        state.cut_count += 1;
+        if !(self.keeps)(index) {
+            return;
+        }
+        let cut = Cut {
+            index,
+            operation: state.operation,
+            place,
+            pool: self.medium.pool.as_ref().map(|pool| pool.model()),
+            files: self.medium.files.kill_image(),
+            expectation: Arc::clone(&state.expectation),
+        };
+        state.cuts.push(cut);
+    }
+
+    fn changes(&self, operation: FileOperation) {
+        // A power loss before a later sync may lose a write as if it had not happened yet.
+        let is_told_by_next = matches!(
+            operation,
+            FileOperation::Write | FileOperation::SetLen | FileOperation::Allocate
+        );
+        if self.crash == Crash::Kill || !is_told_by_next {
+            self.cut(Place::Change(operation));
+        }
+    }
+}
+
+/// The store during a life, and what it has promised.
+struct Living<'a> {
+    configuration: &'a Configuration,
+    medium: Medium,
+    db: Option<Db>,
+    watch: Arc<Watch>,
+    safe: Contents,
+    /// Acknowledged, and may be lost from the end.
+    at_risk: Vec<Group>,
+    /// Every key ever written, sorted.
+    keys: Arc<Vec<Vec<u8>>>,
+    work: Work,
+}
+
+/// Lives a life on a medium that holds what `start` says, to its last operation.
+///
+/// # Errors
+/// What went wrong without any crash, and in which operation.
+pub fn live(
+    configuration: &Configuration,
+    medium: &Medium,
+    start: &Arc<Expectation>,
+    operations: &[Operation],
+    keeps: impl Fn(usize) -> bool + Send + Sync + 'static,
+) -> Result<Life, String> {
+    let watch = Arc::new(Watch {
+        thread: thread::current().id(),
+        crash: configuration.crash,
+        medium: medium.clone(),
+        keeps: Box::new(keeps),
+        is_on: AtomicBool::new(true),
+        state: Mutex::new(WatchState {
+            cuts: Vec::new(),
+            cut_count: 0,
+            operation: None,
+            expectation: Arc::clone(start),
+        }),
+    });
+    let mut living = Living {
+        configuration,
+        medium: medium.clone(),
+        db: None,
+        watch: Arc::clone(&watch),
+        safe: Contents::new(),
+        at_risk: Vec::new(),
+        keys: all_keys(start, operations),
+        work: Work::default(),
+    };
+    living.observe();
+    let result = living.live(start, operations);
+    // The observers hold the media, which hold the observers.
+    living.forget();
+    result?;
+    living.end();
+    let mut state = watch.state.lock();
+    Ok(Life {
+        cuts: std::mem::take(&mut state.cuts),
+        cut_count: state.cut_count,
+        work: living.work,
+    })
+}
+
+impl Living<'_> {
+    fn observe(&self) {
+        let watch = Arc::clone(&self.watch);
+        let observer = move |operation| watch.changes(operation);
+        self.medium.files.observe_changes(Some(Arc::new(observer)));
+        if let Some(pool) = &self.medium.pool {
+            let watch = Arc::clone(&self.watch);
+            pool.observe_fences(Some(Arc::new(move || watch.cut(Place::Fence))));
+        }
+    }
+
+    fn forget(&self) {
+        self.medium.files.observe_changes(None);
+        if let Some(pool) = &self.medium.pool {
+            pool.observe_fences(None);
+        }
+    }
+
+    fn live(&mut self, start: &Arc<Expectation>, operations: &[Operation]) -> Result<(), String> {
+        let db = self
+            .configuration
+            .open(&self.medium)
+            .map_err(|error| format!("the open failed: {error}"))?;
+        self.watch.is_on.store(false, Ordering::Relaxed);
+        let found = contents_of(&db)?;
+        if !start.allows(crate::contents::Digest::of(&found)) {
+            return Err(format!("after the open: {}", start.explain(&found)));
+        }
+        self.watch.is_on.store(true, Ordering::Relaxed);
+        self.safe = found;
+        self.db = Some(db);
+        self.expect(None);
+        self.watch.cut(Place::Acknowledged);
+        for (index, operation) in operations.iter().enumerate() {
+            self.watch.state.lock().operation = Some(index);
+            let group = Group::of(operation);
+            self.expect(group.clone());
+            self.perform(operation)
+                .map_err(|error| format!("operation {index}, {operation:?}: {error}"))?;
+            self.at_risk.extend(group);
+            if self.configuration.acknowledged_survives() || makes_safe(operation) {
+                for group in self.at_risk.drain(..) {
+                    group.apply(&mut self.safe);
+                }
+            }
+            self.expect(None);
+            self.watch.cut(Place::Acknowledged);
+        }
+        Ok(())
+    }
+
+    /// Tells the watch what a crash may leave from now on.
+    fn expect(&self, pending: Option<Group>) {
+        let mut groups = self.at_risk.clone();
+        groups.extend(pending);
+        let expectation = Expectation::new(self.safe.clone(), groups, Arc::clone(&self.keys));
+        self.watch.state.lock().expectation = Arc::new(expectation);
+    }
+
+    fn perform(&mut self, operation: &Operation) -> Result<(), Error> {
+        let Some(db) = &self.db else {
+            return Err(Error::Closed);
+        };
+        if let Some(reopened) = perform(self.configuration, &self.medium, db, operation)? {
+            self.end();
+            self.db = Some(reopened);
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        if let Some(db) = self.db.take() {
+            let counters = db.stats().counters;
+            self.work.flushes += counters.flushes;
+            self.work.compactions += counters.compactions;
+            self.work.splits += counters.splits;
+        }
+    }
+}
+
+fn all_keys(start: &Expectation, operations: &[Operation]) -> Arc<Vec<Vec<u8>>> {
+    let groups: Vec<Group> = operations.iter().filter_map(Group::of).collect();
+    let mut keys = start.keys().to_vec();
+    keys.extend(groups.iter().flat_map(Group::keys).cloned());
+    keys.sort_unstable();
+    keys.dedup();
+    Arc::new(keys)
+}
+
+/// Does an operation; gives the new handle after a reopen.
+pub(crate) fn perform(
+    configuration: &Configuration,
+    medium: &Medium,
+    db: &Db,
+    operation: &Operation,
+) -> Result<Option<Db>, Error> {
+    match operation {
+        Operation::Put { key, value, sync } => {
+            db.put_with(&key.0, value.bytes(), WriteOptions::new().sync(*sync))?;
+        }
+        Operation::Delete { key } => db.delete(&key.0)?,
+        Operation::Batch { writes } => {
+            let mut batch = WriteBatch::new();
+            for (key, value) in writes {
+                match value {
+                    Some(value) => batch.put(&key.0, value.bytes()),
+                    None => batch.delete(&key.0),
+                };
+            }
+            db.write(batch)?;
+        }
+        Operation::Flush => db.flush()?,
+        Operation::Compact => db.compact(..)?,
+        Operation::Sync => db.sync()?,
+        Operation::Checkpoint { number } => db.checkpoint(format!("/checkpoint-{number}"))?,
+        Operation::Reopen => {
+            db.close()?;
+            return configuration.open(medium).map(Some);
+        }
+    }
+    Ok(None)
+}
+
+/// Whether everything acknowledged survives a power loss once the operation has returned.
+pub(crate) fn makes_safe(operation: &Operation) -> bool {
+    match operation {
+        Operation::Put { sync, .. } => *sync,
+        Operation::Delete { .. } | Operation::Batch { .. } => false,
+        Operation::Flush
+        | Operation::Compact
+        | Operation::Sync
+        | Operation::Checkpoint { .. }
+        | Operation::Reopen => true,
+    }
+}
+
+/// Reads everything.
+pub(crate) fn contents_of(db: &Db) -> Result<Contents, String> {
+    db.scan(..)
+        .map(|entry| {
+            let (key, value) = entry.map_err(|error| format!("a scan failed: {error}"))?;
+            Ok((key.to_vec(), Arc::from(&value[..])))
+        })
+        .collect()
+}

@@ -1,0 +1,68 @@
+//! Short explorations of every configuration, and whether the machinery sees what it should.
+
+use std::time::{Duration, Instant};
+
+use lightkv_crash_test::configuration::{CONFIGURATIONS, Configuration};
+use lightkv_crash_test::explorer::{Explorer, Plan};
+use lightkv_crash_test::script::{Replay, Script, ScriptedLife};
+
+mod errors;
+mod pool;
+
+/// Explores until so many states were recovered, or life after life for so long.
+fn explore(configuration: &'static Configuration, seconds: u64, first_seed: u64) {
+    let start = Instant::now();
+    let deadline = start + Duration::from_secs(seconds);
+    let explorer = Explorer::default();
+    for seed in first_seed.. {
+        let plan = Plan {
+            seed,
+            deadline: Some(deadline),
+            ..Plan::default()
+        };
+        if let Err(script) = explorer.explore(configuration, &plan) {
+            let text = serde_json::to_string(&script).unwrap();
+            panic!("save it and run: lightkv-crash-test replay FILE\n{text}");
+        }
+        if Instant::now() >= deadline {
+            break;
+        }
+    }
+    let totals = explorer.counts.totals();
+    eprintln!("{}: {totals:?}", configuration.name);
+    assert!(totals.flushes > 0 && totals.cuts > 50, "{totals:?}");
+    assert!(totals.states_recovered > 20, "{totals:?}");
+}
+
+#[test]
+fn crashes_of_a_journal_are_survived() {
+    for configuration in CONFIGURATIONS.iter().filter(|known| known.pool.is_none()) {
+        explore(configuration, 6, 1);
+    }
+}
+
+#[test]
+fn a_life_has_the_same_cuts_in_every_run() {
+    let configuration = &CONFIGURATIONS[0];
+    let script = |cut| {
+        let mut generator = lightkv_crash_test::generator::Generator::new(5, 0, 400);
+        Script {
+            configuration: configuration.name.into(),
+            seed: 5,
+            message: String::new(),
+            lives: vec![ScriptedLife {
+                operations: generator.operations(30),
+                cut: Some(cut),
+                losses: Vec::new(),
+            }],
+        }
+    };
+    // The last cut of a life is where it was: one more does not exist.
+    let count = |()| {
+        (0..)
+            .step_by(10)
+            .find(|cut| matches!(script(*cut).replay(), Ok(Replay::Unfit(_))))
+    };
+    assert_eq!(count(()), count(()));
+    assert_eq!(script(20).replay(), Ok(Replay::Passed));
+}
