@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::paper::{Experiment, PaperSizes};
 use crate::plan::{Profile, Sizes};
-use crate::stores::StoreKind;
+use crate::stores::{self, StoreKind};
 
 /// LightKV beside RocksDB, LevelDB, LMDB, fjall and redb: the same workloads, the same keys, every read checked.
 ///
@@ -27,6 +28,8 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// An experiment of the LightKV paper, scaled to this machine, beside the paper's values.
+    Paper(Paper),
     /// The process that measures one store; started by the comparison itself.
     #[command(hide = true)]
     Child,
@@ -38,15 +41,9 @@ pub(crate) struct Comparison {
     /// what fits in memory against every store's defaults (memory).
     #[arg(long, value_enum, default_value = "ssd")]
     pub(crate) profile: Profile,
-    /// Only these stores, by name; lightkv means both of its configurations where the profile has both.
-    #[arg(long, value_enum, value_delimiter = ',')]
-    pub(crate) only: Vec<StoreKind>,
     /// Only these steps, or lists of steps, by name; a list's load is always done.
     #[arg(long, value_delimiter = ',')]
     pub(crate) workloads: Vec<String>,
-    /// How often everything is repeated; tables show medians with lowest and highest.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1_000))]
-    pub(crate) rounds: u32,
     /// Shrinks or grows records, memory and the stores' buffers together.
     #[arg(long, default_value_t = 1.0)]
     pub(crate) scale: f64,
@@ -62,6 +59,32 @@ pub(crate) struct Comparison {
     /// LightKV's memory budget in MiB. Default: three quarters of the limit, its own default without one.
     #[arg(long)]
     pub(crate) lightkv_budget_mib: Option<u64>,
+    #[command(flatten)]
+    pub(crate) course: Course,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Paper {
+    /// Which one.
+    #[arg(value_enum)]
+    pub(crate) experiment: Experiment,
+    /// MiB of keys and values that stand for the paper's 100 GB; write buffer, memory and the peers' memtables keep their
+    /// ratios to it.
+    #[arg(long, default_value_t = 4_096, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    pub(crate) data_mib: u64,
+    #[command(flatten)]
+    pub(crate) course: Course,
+}
+
+/// What is said alike of every kind of run.
+#[derive(Debug, Args)]
+pub(crate) struct Course {
+    /// Only these stores, by name; in a comparison, lightkv means both of its configurations where the profile has both.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) only: Vec<StoreKind>,
+    /// How often everything is repeated; tables show medians with lowest and highest.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    pub(crate) rounds: u32,
     /// Seed of all random choices.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
@@ -71,9 +94,10 @@ pub(crate) struct Comparison {
     /// A directory on tmpfs, in the place of persistent memory.
     #[arg(long, default_value = "/dev/shm")]
     pub(crate) tmpfs: PathBuf,
-    /// Where results are kept and tables are saved.
-    #[arg(long, default_value = "bench-peers-results")]
-    pub(crate) output: PathBuf,
+    /// Where results are kept and tables are saved. Default: bench-peers-results, of experiments a directory of
+    /// their name in it.
+    #[arg(long)]
+    pub(crate) output: Option<PathBuf>,
     /// Ends a store's list of steps after so many seconds and reports that.
     #[arg(long, default_value_t = 3_600)]
     pub(crate) time_limit: u64,
@@ -104,21 +128,12 @@ impl Comparison {
     /// The stores that were asked for.
     pub(crate) fn stores(&self) -> Result<Vec<StoreKind>, String> {
         let defaults = self.profile.stores();
-        if self.only.is_empty() {
-            return Ok(defaults);
-        }
         let mut chosen = Vec::new();
-        for kind in &self.only {
-            if !kind.is_built() {
-                return Err(format!(
-                    "this program was built without {0}; add --features {0} to cargo's command",
-                    kind.name()
-                ));
-            }
+        for kind in self.course.chosen(&defaults)? {
             let ours = defaults.iter().filter(|kind| kind.is_ours());
             let meant: Vec<StoreKind> = match kind {
                 StoreKind::Lightkv => ours.copied().collect(),
-                kind => vec![*kind],
+                kind => vec![kind],
             };
             chosen.extend(
                 meant
@@ -128,6 +143,53 @@ impl Comparison {
             );
         }
         Ok(chosen)
+    }
+}
+
+impl Paper {
+    pub(crate) fn sizes(&self) -> PaperSizes {
+        PaperSizes {
+            data_bytes: self.data_mib << 20,
+        }
+    }
+
+    /// The stores that were asked for; otherwise the paper's as far as they are here.
+    pub(crate) fn stores(&self) -> Result<Vec<StoreKind>, String> {
+        let papers = [
+            StoreKind::LightkvPool,
+            StoreKind::Rocksdb,
+            StoreKind::Leveldb,
+        ];
+        let built: Vec<_> = papers.into_iter().filter(|kind| kind.is_built()).collect();
+        self.course.chosen(&built)
+    }
+}
+
+impl Course {
+    /// The stores that were named, each once, or else the defaults.
+    fn chosen(&self, defaults: &[StoreKind]) -> Result<Vec<StoreKind>, String> {
+        if self.only.is_empty() {
+            return Ok(defaults.to_vec());
+        }
+        let mut chosen = Vec::new();
+        for kind in &self.only {
+            if !kind.is_built() {
+                return Err(stores::missing(*kind));
+            }
+            if !chosen.contains(kind) {
+                chosen.push(*kind);
+            }
+        }
+        Ok(chosen)
+    }
+
+    /// The output directory; experiments have one each, because their settings differ.
+    pub(crate) fn output(&self, experiment: Option<Experiment>) -> PathBuf {
+        let default = || {
+            let all = PathBuf::from("bench-peers-results");
+            experiment.map_or(all.clone(), |experiment| all.join(experiment.name()))
+        };
+        self.output.clone().unwrap_or_else(default)
     }
 }
 

@@ -12,7 +12,7 @@ use std::{fs, io};
 use crate::child::{Job, Message};
 use crate::failure::{Failure, with_path};
 use crate::measure::cgroup::Cgroup;
-use crate::plan::{self, Action, List, OPEN_LIST, Profile, Sizes, Step};
+use crate::plan::{self, Action, Candidate, Group, OPEN_LIST, Step};
 use crate::results::archive::Archive;
 use crate::results::record::{Outcome, PartRecord, StepRecord};
 use crate::stores::{StoreKind, StoreSettings};
@@ -23,12 +23,8 @@ const READS_AFTER_OPEN: u64 = 1_000;
 /// Everything that one comparison needs to know.
 #[derive(Debug)]
 pub(crate) struct Run {
-    pub(crate) profile: Profile,
-    pub(crate) stores: Vec<StoreKind>,
-    pub(crate) lists: Vec<List>,
+    pub(crate) groups: Vec<Group>,
     pub(crate) rounds: usize,
-    pub(crate) sizes: Sizes,
-    pub(crate) lightkv_budget_bytes: Option<u64>,
     pub(crate) seed: u64,
     pub(crate) directory: PathBuf,
     pub(crate) tmpfs: PathBuf,
@@ -42,11 +38,13 @@ impl Run {
         let begin = Instant::now();
         let (mut parts, mut complete) = (Vec::new(), true);
         for round in 1..=self.rounds {
-            for list in &self.lists {
+            for group in &self.groups {
                 // The first of a round meets a device that had a rest; that shall not always be the same store.
-                let (behind, first) = self.stores.split_at((round - 1) % self.stores.len().max(1));
-                for kind in first.iter().chain(behind) {
-                    if let Some(part) = archive.find(kind.name(), list.name, round)? {
+                let places = group.candidates.len().max(1);
+                let (behind, first) = group.candidates.split_at((round - 1) % places);
+                for candidate in first.iter().chain(behind) {
+                    let label = candidate.label();
+                    if let Some(part) = archive.find(&label, &group.list.name, round)? {
                         parts.push(part);
                         continue;
                     }
@@ -57,7 +55,7 @@ impl Run {
                         complete = false;
                         continue;
                     }
-                    let part = self.measure(*kind, list, round)?;
+                    let part = self.measure(candidate, group, round)?;
                     archive.keep(&part)?;
                     parts.push(part);
                 }
@@ -66,11 +64,17 @@ impl Run {
         Ok((parts, complete))
     }
 
-    /// Runs one list on one store.
-    fn measure(&self, kind: StoreKind, list: &List, round: usize) -> Result<PartRecord, Failure> {
-        let name = format!("{}-{}", kind.name(), list.name);
+    /// Runs a group's list on one of its stores.
+    fn measure(
+        &self,
+        candidate: &Candidate,
+        group: &Group,
+        round: usize,
+    ) -> Result<PartRecord, Failure> {
+        let (kind, label, list) = (candidate.kind, candidate.label(), &group.list);
+        let name = format!("{label}-{}", list.name);
         let directory = Scratch::new(self.directory.join(&name))?;
-        let wants_fast = kind == StoreKind::LightkvPool || self.profile == Profile::Pmem;
+        let wants_fast = kind == StoreKind::LightkvPool || group.peer_logs_on_tmpfs;
         let fast_directory = wants_fast
             .then(|| {
                 // Found again after an interruption, and not that of a run elsewhere.
@@ -83,31 +87,27 @@ impl Run {
         let settings = StoreSettings {
             directory: directory.path.clone(),
             fast_directory: fast_directory.as_ref().map(|scratch| scratch.path.clone()),
-            memory_limit_bytes: self.sizes.memory_limit_bytes,
-            lightkv_budget_bytes: self.lightkv_budget_bytes,
-            scale: self.sizes.scale,
-            defaults: self.profile.with_defaults(),
+            memory_limit_bytes: group.sizes.memory_limit_bytes,
+            lightkv_budget_bytes: group.lightkv_budget_bytes,
+            lightkv_shape: candidate.shape,
+            scale: group.sizes.scale,
+            defaults: group.defaults,
         };
         let mut job = Job {
             kind,
             settings,
-            records: self.sizes.records,
-            value_len_bytes: self.sizes.value_len_bytes,
+            records: group.sizes.records,
+            value_len_bytes: group.sizes.value_len_bytes,
             seed: self.seed,
             open_step: None,
             steps: list.steps.clone(),
             wait_for_kill: false,
         };
-        let title = format!(
-            "round {round}/{}, {}, {}",
-            self.rounds,
-            kind.name(),
-            list.name
-        );
+        let title = format!("round {round}/{}, {label}, {}", self.rounds, list.name);
         eprintln!("{title}: starts");
         let mut part = PartRecord {
-            store: kind.name().to_owned(),
-            list: list.name.to_owned(),
+            store: label,
+            list: list.name.clone(),
             round,
             outcome: Outcome::Complete,
             seconds: 0.0,
@@ -117,7 +117,7 @@ impl Run {
         };
         let begin = Instant::now();
         if list.name == OPEN_LIST {
-            job.records = plan::open_records(&self.sizes);
+            job.records = plan::open_records(&group.sizes);
             job.wait_for_kill = true;
             self.run_child(&job, &title, &mut part)?;
             if part.outcome == Outcome::Complete {
@@ -142,8 +142,8 @@ impl Run {
 
     /// Lets a child do a job and adds what it says to the part.
     fn run_child(&self, job: &Job, title: &str, part: &mut PartRecord) -> Result<(), Failure> {
-        let group = self
-            .sizes
+        let group = job
+            .settings
             .memory_limit_bytes
             .and_then(|limit_bytes| Cgroup::new(limit_bytes).inspect_err(warn_unlimited).ok());
         part.limited = group.is_some();

@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use lightkv_bench::Distribution;
 use serde::{Deserialize, Serialize};
 
-use crate::stores::StoreKind;
+use crate::stores::{LightKvShape, StoreKind};
 
 /// A set of lists with its sizes and its places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -27,8 +27,51 @@ const OPEN_BYTES: u64 = 512 << 20;
 /// Steps that run one after the other on one new store in one process.
 #[derive(Clone, Debug)]
 pub(crate) struct List {
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     pub(crate) steps: Vec<Step>,
+}
+
+/// A list with the stores that run it in turn, and what is the same for all of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) list: List,
+    pub(crate) candidates: Vec<Candidate>,
+    pub(crate) sizes: Sizes,
+    /// LightKV's memory budget; `None`: its default.
+    pub(crate) lightkv_budget_bytes: Option<u64>,
+    /// Whether every store keeps its own defaults.
+    pub(crate) defaults: bool,
+    /// Whether the logs of peers that can put them elsewhere are on tmpfs.
+    pub(crate) peer_logs_on_tmpfs: bool,
+}
+
+/// A store that is measured.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) kind: StoreKind,
+    /// What tells it from other candidates of the same kind; `None` where there is only one.
+    pub(crate) variant: Option<String>,
+    /// Inner sizes of LightKV; `None`: those that follow from its memory budget.
+    pub(crate) shape: Option<LightKvShape>,
+}
+
+impl Candidate {
+    /// A store as its users open it.
+    pub(crate) fn plain(kind: StoreKind) -> Self {
+        Self {
+            kind,
+            variant: None,
+            shape: None,
+        }
+    }
+
+    /// The name in files and tables, from which [`StoreKind::of_label`] tells the kind.
+    pub(crate) fn label(&self) -> String {
+        let name = self.kind.name();
+        self.variant
+            .as_ref()
+            .map_or_else(|| name.to_owned(), |variant| format!("{name}:{variant}"))
+    }
 }
 
 /// One step.
@@ -68,6 +111,13 @@ pub(crate) struct Sizes {
     pub(crate) memory_limit_bytes: Option<u64>,
     /// What records and memory were multiplied with; other sizes of the stores follow.
     pub(crate) scale: f64,
+}
+
+impl List {
+    pub(crate) fn new(name: impl Into<String>, steps: Vec<Step>) -> Self {
+        let name = name.into();
+        Self { name, steps }
+    }
 }
 
 impl Profile {
@@ -126,28 +176,13 @@ impl Profile {
     pub(crate) fn lists(self, sizes: &Sizes) -> Vec<List> {
         match self {
             Self::Ssd | Self::Pmem => vec![
-                List {
-                    name: "random",
-                    steps: random_steps(sizes.records),
-                },
-                List {
-                    name: "sequential",
-                    steps: vec![fill("fillseq", "fillseq", 1, true)],
-                },
-                List {
-                    name: OPEN_LIST,
-                    steps: vec![fill("open-load", "fillrandom", 1, false)],
-                },
+                List::new("random", random_steps(sizes.records)),
+                List::new("sequential", vec![fill("fillseq", "fillseq", 1, true)]),
+                List::new(OPEN_LIST, vec![fill("open-load", "fillrandom", 1, false)]),
             ],
             Self::Memory => vec![
-                List {
-                    name: "one-thread",
-                    steps: memory_steps("", 1),
-                },
-                List {
-                    name: "two-threads",
-                    steps: memory_steps("-two-threads", 2),
-                },
+                List::new("one-thread", memory_steps("", 1)),
+                List::new("two-threads", memory_steps("-two-threads", 2)),
             ],
         }
     }
@@ -159,11 +194,13 @@ pub(crate) fn open_records(sizes: &Sizes) -> u64 {
     ((OPEN_BYTES as f64 * sizes.scale / record_bytes) as u64).max(1)
 }
 
-fn fill(name: &str, workload: &str, threads: usize, settle: bool) -> Step {
+/// A workload that puts every record once.
+pub(crate) fn fill(name: &str, workload: &str, threads: usize, settle: bool) -> Step {
     run(name, workload, Distribution::Uniform, None, threads, settle)
 }
 
-fn run(
+/// Any workload; without a number of operations, as many as records.
+pub(crate) fn run(
     name: &str,
     workload: &str,
     distribution: Distribution,
@@ -223,6 +260,16 @@ fn random_steps(records: u64) -> Vec<Step> {
         run("readseq", "readseq", Distribution::Uniform, None, 1, false),
         mixed("readwhilewriting-instep", points),
         mixed("readwhilewriting", points),
+        // As range100 above, on what the writer left.
+        run(
+            "range100-after-writing",
+            "range100",
+            Distribution::Uniform,
+            Some(scans),
+            1,
+            false,
+        ),
+        mixed("range10whilewriting", scans),
         mixed("ycsba", points),
         mixed("ycsbb", points),
         read("ycsbc", points),
@@ -265,7 +312,7 @@ pub(crate) fn select(lists: Vec<List>, wanted: &[String]) -> Result<Vec<List>, S
     }
     let known = |name: &String| {
         let mut steps = lists.iter().flat_map(|list| &list.steps);
-        steps.any(|step| step.name == *name) || lists.iter().any(|list| list.name == name)
+        steps.any(|step| step.name == *name) || lists.iter().any(|list| list.name == *name)
     };
     if let Some(unknown) = wanted.iter().find(|name| !known(name)) {
         let steps: Vec<_> = lists
@@ -278,7 +325,7 @@ pub(crate) fn select(lists: Vec<List>, wanted: &[String]) -> Result<Vec<List>, S
         ));
     }
     let chosen = lists.into_iter().filter_map(|mut list| {
-        let whole = wanted.iter().any(|name| name == list.name);
+        let whole = wanted.contains(&list.name);
         let asked = |step: &Step| whole || wanted.contains(&step.name);
         let last = list.steps.iter().rposition(asked)?;
         let mut place = 0;

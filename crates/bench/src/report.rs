@@ -57,6 +57,16 @@ pub struct Report {
     /// metadata and other processes included, what is still in the page cache not; `None` if the
     /// directory is on no single block device.
     pub disk_bytes_written: Option<u64>,
+    /// Reads that the device completed, for anybody, each as large as the kernel made it; `None` as above.
+    #[serde(default)]
+    pub disk_reads: Option<u64>,
+    /// Bytes that the device read, for anybody.
+    #[serde(default)]
+    pub disk_bytes_read: Option<u64>,
+    /// Time that each of these reads took, all together, in seconds: divided by `seconds` it is how many
+    /// were under way on average, divided by `disk_reads` how long one took.
+    #[serde(default)]
+    pub disk_read_seconds: Option<f64>,
     /// Bytes of the store's files at the end.
     pub space_bytes: u64,
     /// Peak resident memory of the process during the workload, in bytes, mapped files included; the
@@ -133,6 +143,9 @@ mod tests {
             write_amplification: None,
             process_bytes_written: None,
             disk_bytes_written: None,
+            disk_reads: Some(5),
+            disk_bytes_read: Some(20_480),
+            disk_read_seconds: Some(0.001),
             space_bytes: 0,
             memory_peak_bytes: 0,
             cpu_seconds: 0.0,
@@ -162,6 +175,9 @@ mod tests {
             "write_amplification",
             "process_bytes_written",
             "disk_bytes_written",
+            "disk_reads",
+            "disk_bytes_read",
+            "disk_read_seconds",
             "space_bytes",
             "memory_peak_bytes",
             "cpu_seconds",

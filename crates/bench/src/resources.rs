@@ -26,6 +26,12 @@ pub(crate) struct Usage {
     pub(crate) process_bytes_written: Option<u64>,
     /// Bytes that the device was told to write, whoever told it.
     pub(crate) disk_bytes_written: Option<u64>,
+    /// Reads that the device completed, whoever asked.
+    pub(crate) disk_reads: Option<u64>,
+    /// Bytes of these reads.
+    pub(crate) disk_bytes_read: Option<u64>,
+    /// How long they took, all together.
+    pub(crate) disk_read_seconds: Option<f64>,
 }
 
 impl Resources {
@@ -39,10 +45,17 @@ impl Resources {
 
     pub(crate) fn usage(&self) -> Usage {
         let disk = self.disk_statistics.as_deref();
+        // Read once, so that the figures are of one moment.
+        let disk = disk.and_then(|path| fs::read_to_string(path).ok());
+        let number = |place| parse_statistic(disk.as_deref()?, place);
+        let bytes = |place| Some(number(place)? * SECTOR_LEN_BYTES);
         Usage {
             cpu_seconds: cpu_seconds(),
             process_bytes_written: read_number("/proc/self/io", parse_write_bytes),
-            disk_bytes_written: disk.and_then(|path| read_number(path, parse_sectors_written)),
+            disk_bytes_written: bytes(SECTORS_WRITTEN),
+            disk_reads: number(READS),
+            disk_bytes_read: bytes(SECTORS_READ),
+            disk_read_seconds: number(READ_MILLISECONDS).map(|time_ms| time_ms as f64 / 1e3),
         }
     }
 
@@ -67,6 +80,12 @@ impl Usage {
                 earlier.process_bytes_written,
             ),
             disk_bytes_written: growth(self.disk_bytes_written, earlier.disk_bytes_written),
+            disk_reads: growth(self.disk_reads, earlier.disk_reads),
+            disk_bytes_read: growth(self.disk_bytes_read, earlier.disk_bytes_read),
+            disk_read_seconds: self
+                .disk_read_seconds
+                .zip(earlier.disk_read_seconds)
+                .map(|(now, before)| now - before),
         }
     }
 }
@@ -95,10 +114,14 @@ fn parse_write_bytes(io: &str) -> Option<u64> {
     number.trim().parse().ok()
 }
 
-/// The seventh number of Documentation/block/stat: sectors written.
-fn parse_sectors_written(statistics: &str) -> Option<u64> {
-    let sectors: u64 = statistics.split_whitespace().nth(6)?.parse().ok()?;
-    Some(sectors * SECTOR_LEN_BYTES)
+/// Places in the line that Documentation/block/stat describes.
+const READS: usize = 0;
+const SECTORS_READ: usize = 2;
+const READ_MILLISECONDS: usize = 3;
+const SECTORS_WRITTEN: usize = 6;
+
+fn parse_statistic(statistics: &str, place: usize) -> Option<u64> {
+    statistics.split_whitespace().nth(place)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -111,8 +134,10 @@ mod tests {
         assert_eq!(parse_write_bytes(io), Some(4_096));
         assert_eq!(parse_write_bytes("wchar: 9\n"), None);
         let statistics = "  1  2  3  4  5  6  7  8  9 10 11 12 13 14 15 16 17\n";
-        assert_eq!(parse_sectors_written(statistics), Some(7 * 512));
-        assert_eq!(parse_sectors_written("1 2 3"), None);
+        let places = [READS, SECTORS_READ, READ_MILLISECONDS, SECTORS_WRITTEN];
+        let found = places.map(|place| parse_statistic(statistics, place));
+        assert_eq!(found, [Some(1), Some(3), Some(4), Some(7)]);
+        assert_eq!(parse_statistic("1 2 3", SECTORS_WRITTEN), None);
     }
 
     #[test]
@@ -152,6 +177,7 @@ mod tests {
                     .is_none_or(|bytes| bytes >= 4 << 20)
             );
             assert!(used.disk_bytes_written.unwrap() >= 4 << 20, "{used:?}");
+            assert!(used.disk_reads.is_some() && used.disk_read_seconds.unwrap() >= 0.0);
         }
     }
 }

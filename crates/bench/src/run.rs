@@ -183,6 +183,9 @@ impl<'a> Bench<'a> {
             ),
             process_bytes_written: used.usage.process_bytes_written,
             disk_bytes_written: used.usage.disk_bytes_written,
+            disk_reads: used.usage.disk_reads,
+            disk_bytes_read: used.usage.disk_bytes_read,
+            disk_read_seconds: used.usage.disk_read_seconds,
             space_bytes: self.target.space_bytes(),
             memory_peak_bytes,
             cpu_seconds: used.usage.cpu_seconds,
@@ -275,7 +278,7 @@ impl<'a> Bench<'a> {
             ..job
         };
         let (writers, in_step) = match workload {
-            Workload::ReadWhileWriting => (1, false),
+            Workload::ReadWhileWriting | Workload::Range10WhileWriting => (1, false),
             Workload::ReadWhileWritingInStep => (threads, true),
             _ => (0, false),
         };

@@ -31,6 +31,8 @@ pub enum Workload {
     /// As `ReadWhileWriting`, but every reader has a writer of its own, and both start their next
     /// operation when both have ended the one before: one write for each read.
     ReadWhileWritingInStep,
+    /// As `Range10`, while one more thread overwrites as fast as it can.
+    Range10WhileWriting,
     /// Gets a record chosen by the distribution and then overwrites it.
     ReadModifyWrite,
     /// Facebook's mix of gets, puts and seeks, with hot key ranges and values of many lengths.
@@ -53,7 +55,7 @@ pub enum Workload {
 
 impl Workload {
     /// All of them, in the order of the documentation: one that needs what another leaves follows it.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::FillSeq,
         Self::FillRandom,
         Self::Overwrite,
@@ -64,6 +66,7 @@ impl Workload {
         Self::Range100,
         Self::ReadWhileWriting,
         Self::ReadWhileWritingInStep,
+        Self::Range10WhileWriting,
         Self::ReadModifyWrite,
         Self::MixGraph,
         Self::YcsbA,
@@ -88,6 +91,7 @@ impl Workload {
             Self::Range100 => "range100",
             Self::ReadWhileWriting => "readwhilewriting",
             Self::ReadWhileWritingInStep => "readwhilewriting-instep",
+            Self::Range10WhileWriting => "range10whilewriting",
             Self::ReadModifyWrite => "readmodifywrite",
             Self::MixGraph => "mixgraph",
             Self::YcsbA => "ycsba",
@@ -117,7 +121,10 @@ impl Workload {
 
     /// Whether readers have writers beside them.
     pub(crate) fn with_writer(self) -> bool {
-        matches!(self, Self::ReadWhileWriting | Self::ReadWhileWritingInStep)
+        matches!(
+            self,
+            Self::ReadWhileWriting | Self::ReadWhileWritingInStep | Self::Range10WhileWriting
+        )
     }
 
     /// What its threads do, but for writers beside readers.
@@ -134,7 +141,9 @@ impl Workload {
             | Self::ReadWhileWriting
             | Self::ReadWhileWritingInStep
             | Self::YcsbC => draw(&[(100, Operation::Read)]),
-            Self::Range10 => draw(&[(100, Operation::Scan(ScanLen::Fixed(10)))]),
+            Self::Range10 | Self::Range10WhileWriting => {
+                draw(&[(100, Operation::Scan(ScanLen::Fixed(10)))])
+            }
             Self::Range100 => draw(&[(100, Operation::Scan(ScanLen::Fixed(100)))]),
             Self::ReadModifyWrite => draw(&[(100, Operation::ReadModifyWrite)]),
             Self::MixGraph => draw(&[
@@ -155,7 +164,10 @@ impl Workload {
 
     /// Whether nearly all its operations are scans, so that a tenth of the operations is plenty.
     pub(crate) fn scans(self) -> bool {
-        matches!(self, Self::Range10 | Self::Range100 | Self::YcsbE)
+        matches!(
+            self,
+            Self::Range10 | Self::Range10WhileWriting | Self::Range100 | Self::YcsbE
+        )
     }
 }
 

@@ -223,8 +223,8 @@ pub(crate) struct CheckpointArguments {
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
     /// What to run, in this order, on one store: fillseq, fillrandom, overwrite, readrandom, readmissing,
-    /// readseq, range10, range100, readwhilewriting, readwhilewriting-instep, readmodifywrite, mixgraph,
-    /// ycsba to ycsbf, deleterandom
+    /// readseq, range10, range100, readwhilewriting, readwhilewriting-instep, range10whilewriting,
+    /// readmodifywrite, mixgraph, ycsba to ycsbf, deleterandom
     #[arg(
         long,
         value_name = "NAMES",

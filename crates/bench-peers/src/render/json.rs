@@ -1,15 +1,15 @@
 //! Everything in one file: lines, medians, and every raw report.
 
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::failure::Failure;
 use crate::results::summary::Summary;
-use crate::results::verdict::Line;
 
-/// `settings` and `machine` say where and how it was measured.
+/// `lines` are what was asked with what was found; `settings` and `machine` say where and how it was measured.
 pub(crate) fn render(
     summary: &Summary,
-    lines: &[Line],
+    lines: &impl Serialize,
     settings: &Value,
     machine: &Value,
 ) -> Result<Vec<u8>, Failure> {

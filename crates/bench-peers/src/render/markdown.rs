@@ -8,62 +8,73 @@ use crate::results::summary::{Figure, Metric, Summary};
 use crate::results::verdict::{Line, number};
 use crate::stores::StoreKind;
 
-/// The whole report.
-pub(crate) fn render(
-    summary: &Summary,
-    lines: &[Line],
-    settings: &Value,
-    machine: &Value,
-    complete: bool,
-) -> String {
+/// What a report is made of.
+#[derive(Debug)]
+pub(crate) struct Document<'a> {
+    pub(crate) summary: &'a Summary,
+    pub(crate) settings: &'a Value,
+    pub(crate) machine: &'a Value,
+    /// Whether everything was measured.
+    pub(crate) complete: bool,
+}
+
+impl Document<'_> {
+    /// Where and how it was measured, and what went wrong.
+    pub(crate) fn preamble(&self, text: &mut String) {
+        paragraph(text, &format!("Machine: {}.", facts(self.machine)));
+        paragraph(text, &format!("Settings: {}.", facts(self.settings)));
+        if !self.complete {
+            paragraph(
+                text,
+                "**Not everything was measured yet; the same command goes on.**",
+            );
+        }
+        let mut parts = self.summary.parts().iter();
+        if parts.any(|part| !part.limited) && self.settings["memory_limit_bytes"].is_u64() {
+            paragraph(
+                text,
+                "**Memory was not limited in every part, because this machine did not permit it.**",
+            );
+        }
+        for complaint in self.summary.complaints() {
+            paragraph(text, &format!("**{complaint}**"));
+        }
+    }
+
+    /// How the tables are to be read.
+    pub(crate) fn legend(&self) -> &'static str {
+        "Medians of all rounds, lowest to highest in brackets. Latencies in microseconds. Write amplification: all \
+         writes of the device (those of the process), settled. Memory: peak resident.\n"
+    }
+}
+
+/// The whole report of a comparison.
+pub(crate) fn render(document: &Document<'_>, lines: &[Line]) -> String {
     let mut text = String::from("# LightKV beside its peers\n\n");
-    let facts = |object: &Value| -> String {
-        let Some(object) = object.as_object() else {
-            return object.to_string();
-        };
-        let fact = |(name, value): (&String, &Value)| match value {
-            Value::String(value) => format!("{} {value}", name.replace('_', " ")),
-            value => format!("{} {value}", name.replace('_', " ")),
-        };
-        object.iter().map(fact).collect::<Vec<_>>().join(", ")
-    };
-    paragraph(&mut text, &format!("Machine: {}.", facts(machine)));
-    paragraph(&mut text, &format!("Settings: {}.", facts(settings)));
-    if !complete {
-        paragraph(
-            &mut text,
-            "**Not everything was measured yet; the same command goes on.**",
-        );
-    }
-    if summary.parts().iter().any(|part| !part.limited) && settings["memory_limit_bytes"].is_u64() {
-        paragraph(
-            &mut text,
-            "**Memory was not limited in every part, because this machine did not permit it.**",
-        );
-    }
-    for complaint in summary.complaints() {
-        paragraph(&mut text, &format!("**{complaint}**"));
-    }
+    document.preamble(&mut text);
     text.push_str("## Line by line\n\n| figure | target | measured | |\n|---|---|---|---|\n");
     for line in lines {
-        let _infallible = writeln!(
-            text,
-            "| {} | {} | {} | {} |",
-            line.figure,
-            line.target,
-            line.measured,
-            line.verdict()
-        );
+        let cells = [&line.figure, &line.target, &line.measured, line.verdict()];
+        row(&mut text, &cells.map(str::to_owned));
     }
-    text.push_str(
-        "\nMedians of all rounds, lowest to highest in brackets. Latencies in microseconds. Write amplification: all \
-         writes of the device (those of the process), settled. Memory: peak resident.\n",
-    );
-    for step in summary.steps() {
+    text.push('\n');
+    text.push_str(document.legend());
+    for step in document.summary.steps() {
         let _infallible = write!(text, "\n## {step}\n\n");
-        table(&mut text, summary, step);
+        table(&mut text, document.summary, step);
     }
     text
+}
+
+fn facts(object: &Value) -> String {
+    let Some(object) = object.as_object() else {
+        return object.to_string();
+    };
+    let fact = |(name, value): (&String, &Value)| match value {
+        Value::String(value) => format!("{} {value}", name.replace('_', " ")),
+        value => format!("{} {value}", name.replace('_', " ")),
+    };
+    object.iter().map(fact).collect::<Vec<_>>().join(", ")
 }
 
 fn paragraph(text: &mut String, sentence: &str) {
@@ -71,7 +82,8 @@ fn paragraph(text: &mut String, sentence: &str) {
     text.push_str("\n\n");
 }
 
-fn table(text: &mut String, summary: &Summary, step: &str) {
+/// All figures of a step, a row for each store.
+pub(crate) fn table(text: &mut String, summary: &Summary, step: &str) {
     let figure = |store: &str, metric| summary.figure(store, step, metric);
     let measured = |metric| {
         let mut stores = summary.stores().into_iter();
@@ -110,7 +122,10 @@ fn table(text: &mut String, summary: &Summary, step: &str) {
     .filter(|(_, metrics)| measured(metrics[0]))
     .collect();
     let writes = measured(Metric::ProcessAmplification) || measured(Metric::DeviceAmplification);
+    let mixed = measured(Metric::ReadsPerSecond);
     let slowest = measured(Metric::SlowestSecondOps);
+    // Of steps that write, most reads of the device are those of background work.
+    let reads = !writes && measured(Metric::DeviceReads);
 
     let mut head = vec![
         "store".to_owned(),
@@ -118,6 +133,9 @@ fn table(text: &mut String, summary: &Summary, step: &str) {
         "x RocksDB".into(),
         "x best peer".into(),
     ];
+    if mixed {
+        head.push("of them reads".into());
+    }
     if slowest {
         head.push("slowest second".into());
     }
@@ -127,17 +145,16 @@ fn table(text: &mut String, summary: &Summary, step: &str) {
     if writes {
         head.push("write amplification".into());
     }
+    if reads {
+        head.push("device reads an operation, KB each, in flight".into());
+    }
     head.extend(["space, GB", "memory, MB", "processor s"].map(String::from));
     row(text, &head);
     row(text, &vec!["---".to_owned(); head.len()]);
 
     let throughput = |store: &str| figure(store, Metric::OpsPerSecond);
     let rocksdb = throughput(StoreKind::Rocksdb.name());
-    let ours = |store: &str| {
-        StoreKind::ALL
-            .iter()
-            .any(|kind| kind.is_ours() && kind.name() == store)
-    };
+    let ours = |store: &str| StoreKind::of_label(store).is_some_and(StoreKind::is_ours);
     let best = summary
         .stores()
         .into_iter()
@@ -157,6 +174,9 @@ fn table(text: &mut String, summary: &Summary, step: &str) {
             to(rocksdb),
             to(best),
         ];
+        if mixed {
+            cells.push(median(figure(store, Metric::ReadsPerSecond), 1.0));
+        }
         if slowest {
             cells.push(spread(figure(store, Metric::SlowestSecondOps), 1.0));
         }
@@ -171,6 +191,14 @@ fn table(text: &mut String, summary: &Summary, step: &str) {
                 median(figure(store, Metric::ProcessAmplification), 1.0)
             ));
         }
+        if reads {
+            cells.push(format!(
+                "{}, {}, {}",
+                median(figure(store, Metric::DeviceReads), 1.0),
+                median(figure(store, Metric::DeviceReadBytes), 1e-3),
+                median(figure(store, Metric::DeviceReadsInFlight), 1.0)
+            ));
+        }
         cells.push(median(figure(store, Metric::SpaceBytes), 1e-9));
         cells.push(median(figure(store, Metric::ResidentPeakBytes), 1e-6));
         cells.push(median(figure(store, Metric::ProcessorSeconds), 1.0));
@@ -178,7 +206,8 @@ fn table(text: &mut String, summary: &Summary, step: &str) {
     }
 }
 
-fn row(text: &mut String, cells: &[String]) {
+/// A row of a table.
+pub(crate) fn row(text: &mut String, cells: &[String]) {
     let _infallible = writeln!(text, "| {} |", cells.join(" | "));
 }
 
@@ -219,13 +248,13 @@ mod tests {
             killed,
         ]);
         let lines = verdict::lines(&summary, Profile::Ssd, None);
-        let text = render(
-            &summary,
-            &lines,
-            &json!({"records": 5}),
-            &json!({"processors": 2}),
-            false,
-        );
+        let document = Document {
+            summary: &summary,
+            settings: &json!({"records": 5}),
+            machine: &json!({"processors": 2}),
+            complete: false,
+        };
+        let text = render(&document, &lines);
         for expected in [
             "| fillrandom: throughput | at least 4 x RocksDB | 4.00 x (400 to 100 of rocksdb) | met |",
             "| lightkv | 400 | 4.00 | 4.00 |",

@@ -96,9 +96,7 @@ fn draw(svg: &mut String, chart: &Chart<'_>, x: usize, y: usize) {
     for (place, (store, figure)) in chart.bars.iter().enumerate() {
         let top = y + TITLE_HEIGHT + place * ROW_HEIGHT;
         let (text_y, bar_x) = (top + BAR_HEIGHT - 3, x + LABEL_WIDTH);
-        let ours = StoreKind::ALL
-            .iter()
-            .any(|kind| kind.is_ours() && kind.name() == *store);
+        let ours = StoreKind::of_label(store).is_some_and(StoreKind::is_ours);
         let colour = if ours { "#d1600f" } else { "#7a8ca3" };
         let (low, high) = (
             bar_x as f64 + length(figure.min),

@@ -42,7 +42,10 @@ impl Figure {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Metric {
     OpsPerSecond,
+    /// Gets and scans, where writes are among the operations too.
+    ReadsPerSecond,
     SlowestSecondOps,
+    ReadMean,
     ReadP50,
     ReadP99,
     ReadP999,
@@ -59,6 +62,12 @@ pub(crate) enum Metric {
     DeviceAmplification,
     /// Of the process, settled.
     ProcessAmplification,
+    /// Reads of the whole device for each operation.
+    DeviceReads,
+    /// Their mean length.
+    DeviceReadBytes,
+    /// How many of them were under way on average.
+    DeviceReadsInFlight,
     SpaceBytes,
     ResidentPeakBytes,
     ProcessorSeconds,
@@ -66,9 +75,11 @@ pub(crate) enum Metric {
 }
 
 impl Metric {
-    const ALL: [Self; 20] = [
+    const ALL: [Self; 25] = [
         Self::OpsPerSecond,
+        Self::ReadsPerSecond,
         Self::SlowestSecondOps,
+        Self::ReadMean,
         Self::ReadP50,
         Self::ReadP99,
         Self::ReadP999,
@@ -83,6 +94,9 @@ impl Metric {
         Self::ScanMax,
         Self::DeviceAmplification,
         Self::ProcessAmplification,
+        Self::DeviceReads,
+        Self::DeviceReadBytes,
+        Self::DeviceReadsInFlight,
         Self::SpaceBytes,
         Self::ResidentPeakBytes,
         Self::ProcessorSeconds,
@@ -95,7 +109,14 @@ impl Metric {
             |latency: &Option<Latency>, pick: fn(&Latency) -> f64| latency.as_ref().map(pick);
         match self {
             Self::OpsPerSecond => Some(step.ops_per_second),
+            Self::ReadsPerSecond => {
+                step.reported("/write_us/count")?;
+                let gets = step.reported("/read_us/count").unwrap_or(0.0);
+                let scans = step.reported("/scan_us/count").unwrap_or(0.0);
+                (gets + scans > 0.0).then_some((gets + scans) / step.seconds)
+            }
             Self::SlowestSecondOps => step.slowest_second_ops,
+            Self::ReadMean => latency(&step.read_us, |us| us.mean),
             Self::ReadP50 => latency(&step.read_us, |us| us.p50),
             Self::ReadP99 => latency(&step.read_us, |us| us.p99),
             Self::ReadP999 => latency(&step.read_us, |us| us.p999),
@@ -110,6 +131,12 @@ impl Metric {
             Self::ScanMax => latency(&step.scan_us, |us| us.max),
             Self::DeviceAmplification => step.device_amplification(),
             Self::ProcessAmplification => step.process_amplification(),
+            Self::DeviceReads => Some(step.reported("/disk_reads")? / step.ops.max(1) as f64),
+            Self::DeviceReadBytes => {
+                let reads = step.reported("/disk_reads")?;
+                (reads > 0.0).then_some(step.reported("/disk_bytes_read")? / reads)
+            }
+            Self::DeviceReadsInFlight => Some(step.reported("/disk_read_seconds")? / step.seconds),
             Self::SpaceBytes => Some(step.space_bytes as f64),
             Self::ResidentPeakBytes => Some(step.resident_peak_bytes as f64),
             Self::ProcessorSeconds => Some(step.cost.processor_seconds),

@@ -294,9 +294,7 @@ impl Judge<'_> {
             Rival::BestLsmPeer => [StoreKind::Rocksdb, StoreKind::Leveldb, StoreKind::Fjall]
                 .iter()
                 .any(|kind| kind.name() == *store),
-            Rival::BestPeer => !StoreKind::ALL
-                .iter()
-                .any(|kind| kind.is_ours() && kind.name() == *store),
+            Rival::BestPeer => !StoreKind::of_label(store).is_some_and(StoreKind::is_ours),
         });
         candidates
             .filter_map(|store| Some((store, self.summary.figure(store, step, metric)?)))

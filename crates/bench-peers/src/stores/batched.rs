@@ -238,6 +238,7 @@ mod tests {
             fast_directory: None,
             memory_limit_bytes: None,
             lightkv_budget_bytes: None,
+            lightkv_shape: None,
             scale: 1.0,
             defaults: false,
         };

@@ -1,22 +1,21 @@
 //! fjall: as the list of the parent module says, a cache of 64 MiB, otherwise defaults. Its journal has no directory of its own.
 
-use std::path::Path;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use fjall::compaction::Leveled;
 use fjall::config::{BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
-use fjall::{Database, Keyspace, KeyspaceCreateOptions};
-use lightkv_bench::{DurabilityClass, Numbers, ReadValue, Target, TargetError, VisitEntry};
+use fjall::{Database, Guard, Keyspace, KeyspaceCreateOptions};
+use lightkv_bench::{Numbers, TargetError, VisitEntry};
 
-use super::{BLOOM_BITS, Store, StoreKind, StoreSettings, failed};
+use super::direct::{Calls, Direct};
+use super::{BLOOM_BITS, Store, StoreKind, StoreSettings, failed, visit};
 use crate::failure::Failure;
-use crate::measure::space;
 
 /// An open store.
 struct Fjall {
     db: Database,
     keyspace: Keyspace,
-    settings: StoreSettings,
 }
 
 pub(super) fn open(settings: &StoreSettings) -> Result<Box<dyn Store>, Failure> {
@@ -42,40 +41,21 @@ pub(super) fn open(settings: &StoreSettings) -> Result<Box<dyn Store>, Failure> 
     let keyspace = db
         .keyspace("bench", || options)
         .map_err(failed(StoreKind::Fjall))?;
-    Ok(Box::new(Fjall {
-        db,
-        keyspace,
-        settings: settings.clone(),
-    }))
+    let store = Fjall { db, keyspace };
+    Ok(Box::new(Direct::new(StoreKind::Fjall, settings, store)))
 }
 
-impl Target for Fjall {
-    fn name(&self) -> &str {
-        StoreKind::Fjall.name()
-    }
-
-    fn durability(&self) -> DurabilityClass {
-        DurabilityClass::ProcessCrash
-    }
-
-    fn directory(&self) -> Option<&Path> {
-        Some(&self.settings.directory)
-    }
-
-    #[inline]
+impl Calls for Fjall {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<(), TargetError> {
         Ok(self.keyspace.insert(key, value)?)
     }
 
-    #[inline]
     fn delete(&self, key: &[u8]) -> Result<(), TargetError> {
         Ok(self.keyspace.remove(key)?)
     }
 
-    #[inline]
-    fn get(&self, key: &[u8], read: &mut ReadValue<'_>) -> Result<(), TargetError> {
-        read(self.keyspace.get(key)?.as_deref());
-        Ok(())
+    fn get(&self, key: &[u8]) -> Result<Option<impl Deref<Target = [u8]>>, TargetError> {
+        Ok(self.keyspace.get(key)?)
     }
 
     fn scan(
@@ -84,18 +64,8 @@ impl Target for Fjall {
         limit: u64,
         visit: &mut VisitEntry<'_>,
     ) -> Result<u64, TargetError> {
-        let mut visited = 0;
-        let mut entries = self.keyspace.range(from..);
-        while visited < limit
-            && let Some(entry) = entries.next()
-        {
-            let (key, value) = entry.into_inner()?;
-            visited += 1;
-            if !visit(&key, &value) {
-                break;
-            }
-        }
-        Ok(visited)
+        let entries = self.keyspace.range(from..).map(Guard::into_inner);
+        visit::from_iterator(entries, limit, |(key, value)| visit(&key, &value))
     }
 
     fn levels(&self) -> Numbers {
@@ -113,15 +83,7 @@ impl Target for Fjall {
         self.db.outstanding_flushes() == 0 && self.db.active_compactions() == 0
     }
 
-    fn space_bytes(&self) -> u64 {
-        space::store_bytes(&self.settings)
-    }
-}
-
-impl Store for Fjall {
-    fn flush(&self) -> Result<(), Failure> {
-        self.keyspace
-            .rotate_memtable_and_wait()
-            .map_err(failed(StoreKind::Fjall))
+    fn flush(&self) -> Result<(), TargetError> {
+        Ok(self.keyspace.rotate_memtable_and_wait()?)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use lightkv::{Db, EngineKind, Options};
+use lightkv::{Db, EngineKind, Options, Tuning};
 use lightkv_bench::{
     Access, DurabilityClass, LightKvTarget, Numbers, ReadValue, Target, TargetError, VisitEntry,
 };
@@ -23,6 +23,16 @@ pub(super) fn open(kind: StoreKind, settings: &StoreSettings) -> Result<Box<dyn 
     let mut options = Options::new();
     if let Some(budget_bytes) = settings.lightkv_budget_bytes {
         options = options.memory_budget(budget_bytes);
+    }
+    if let Some(shape) = settings.lightkv_shape {
+        options = options
+            .compaction_size(shape.compaction_size)
+            .tuning(Tuning {
+                buffer_bytes: Some(shape.buffer_bytes),
+                segment_bytes: Some(shape.segment_bytes),
+                max_leaf_nodes: Some(shape.max_leaf_nodes),
+                ..Tuning::default()
+            });
     }
     if kind == StoreKind::LightkvPool {
         let Some(pool) = &settings.fast_directory else {

@@ -5,7 +5,7 @@ use heed::{Env, EnvFlags, EnvOpenOptions, WithoutTls};
 use lightkv_bench::{ReadValue, TargetError, VisitEntry};
 
 use super::batched::{Batched, Changes, Transactional};
-use super::{Store, StoreKind, StoreSettings, failed};
+use super::{Store, StoreKind, StoreSettings, failed, visit};
 use crate::failure::{Failure, with_path};
 
 /// Address space of the map: more than any run fills.
@@ -71,18 +71,8 @@ impl Transactional for Lmdb {
     ) -> Result<u64, TargetError> {
         let transaction = self.environment.read_txn()?;
         let range = (std::ops::Bound::Included(from), std::ops::Bound::Unbounded);
-        let mut entries = self.database.range(&transaction, &range)?;
-        let mut visited = 0;
-        while visited < limit
-            && let Some(entry) = entries.next()
-        {
-            let (key, value) = entry?;
-            visited += 1;
-            if !visit(key, value) {
-                break;
-            }
-        }
-        Ok(visited)
+        let entries = self.database.range(&transaction, &range)?;
+        visit::from_iterator(entries, limit, |(key, value)| visit(key, value))
     }
 
     fn flush(&self) -> Result<(), TargetError> {

@@ -3,6 +3,8 @@
 //! threads as the machine has processors. What a store has no setting for stays at its default.
 
 mod batched;
+#[cfg(any(feature = "fjall", feature = "leveldb", feature = "rocksdb"))]
+mod direct;
 #[cfg(feature = "fjall")]
 mod fjall;
 #[cfg(feature = "leveldb")]
@@ -14,6 +16,14 @@ mod lmdb;
 mod redb;
 #[cfg(feature = "rocksdb")]
 mod rocksdb;
+#[cfg(any(
+    feature = "fjall",
+    feature = "leveldb",
+    feature = "lmdb",
+    feature = "redb",
+    feature = "rocksdb"
+))]
+mod visit;
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -79,6 +89,12 @@ impl StoreKind {
         }
     }
 
+    /// The kind of a candidate by its label: the name, or the name and a colon before whatever tells variants apart.
+    pub(crate) fn of_label(label: &str) -> Option<Self> {
+        let name = label.split(':').next();
+        Self::ALL.into_iter().find(|kind| name == Some(kind.name()))
+    }
+
     /// Whether it is one of ours.
     pub(crate) fn is_ours(self) -> bool {
         matches!(self, Self::Lightkv | Self::LightkvPool)
@@ -102,6 +118,19 @@ impl StoreKind {
     }
 }
 
+/// LightKV's sizes as its paper names them. Users have no such settings: these are the engine's own, for experiments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LightKvShape {
+    /// The write buffer (the paper's PWB).
+    pub(crate) buffer_bytes: u64,
+    /// What a partition may buffer.
+    pub(crate) segment_bytes: u64,
+    /// `MAX_LEAF_NODES`: partitions at most.
+    pub(crate) max_leaf_nodes: usize,
+    /// Tables of equal weight that one compaction merges.
+    pub(crate) compaction_size: usize,
+}
+
 /// Where and how a store is opened.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct StoreSettings {
@@ -113,6 +142,8 @@ pub(crate) struct StoreSettings {
     pub(crate) memory_limit_bytes: Option<u64>,
     /// LightKV's memory budget; `None`: its default.
     pub(crate) lightkv_budget_bytes: Option<u64>,
+    /// Inner sizes of LightKV; `None`: those that follow from its budget.
+    pub(crate) lightkv_shape: Option<LightKvShape>,
     /// What the sizes of buffers and caches are multiplied with.
     pub(crate) scale: f64,
     /// Everything at the store's own defaults, for the comparison in memory.
@@ -165,11 +196,16 @@ pub(crate) fn open(kind: StoreKind, settings: &StoreSettings) -> Result<Box<dyn 
             feature = "fjall",
             feature = "redb"
         )))]
-        missing => Err(Failure::Usage(format!(
-            "this program was built without {0}; add --features {0} to cargo's command",
-            missing.name()
-        ))),
+        kind => Err(Failure::Usage(missing(kind))),
     }
+}
+
+/// What to do about a store that this program was built without.
+pub(crate) fn missing(kind: StoreKind) -> String {
+    format!(
+        "this program was built without {0}; add --features {0} to cargo's command",
+        kind.name()
+    )
 }
 
 /// For `map_err`: says which store it was.
@@ -177,5 +213,77 @@ fn failed<E: Display>(kind: StoreKind) -> impl Fn(E) -> Failure {
     move |error| Failure::Store {
         store: kind.name(),
         message: error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A store of a kind in a new directory, at a size of a hundredth.
+    fn opened(kind: StoreKind, directory: &std::path::Path) -> Box<dyn Store> {
+        let settings = StoreSettings {
+            directory: directory.join("store"),
+            fast_directory: Some(directory.join("fast")),
+            memory_limit_bytes: Some(64 << 20),
+            lightkv_budget_bytes: Some(32 << 20),
+            lightkv_shape: None,
+            scale: 0.01,
+            defaults: false,
+        };
+        open(kind, &settings).unwrap()
+    }
+
+    fn scan(store: &dyn Store, from: &[u8], limit: u64, stop_at: &[u8]) -> Vec<u8> {
+        let mut keys = Vec::new();
+        let mut visit = |key: &[u8], value: &[u8]| {
+            assert_eq!(key, value);
+            keys.extend_from_slice(key);
+            key != stop_at
+        };
+        let visited = store.scan(from, limit, &mut visit).unwrap();
+        assert_eq!(visited, keys.len() as u64);
+        keys
+    }
+
+    #[test]
+    fn every_store_reads_back_scans_and_deletes_before_and_after_a_flush() {
+        for kind in StoreKind::ALL.into_iter().filter(|kind| kind.is_built()) {
+            let directory = tempfile::tempdir().unwrap();
+            let store = opened(kind, directory.path());
+            let store = store.as_ref();
+            assert_eq!(StoreKind::of_label(store.name()), Some(kind));
+            for key in [b"d", b"a", b"c", b"b"] {
+                store.put(key, key).unwrap();
+            }
+            store.delete(b"b").unwrap();
+            for flushed in [false, true] {
+                if flushed {
+                    store.flush().unwrap();
+                }
+                let mut found = Vec::new();
+                for key in [b"a", b"b"] {
+                    let mut read = |value: Option<&[u8]>| found.push(value.map(<[u8]>::to_vec));
+                    store.get(key, &mut read).unwrap();
+                }
+                assert_eq!(found, [Some(b"a".to_vec()), None], "{kind:?} {flushed}");
+                assert_eq!(scan(store, b"a", 10, b""), b"acd", "{kind:?} {flushed}");
+                assert_eq!(scan(store, b"b", 10, b""), b"cd", "{kind:?} {flushed}");
+                assert_eq!(scan(store, b"a", 2, b""), b"ac", "{kind:?} {flushed}");
+                assert_eq!(scan(store, b"a", 10, b"a"), b"a", "{kind:?} {flushed}");
+                assert_eq!(scan(store, b"a", 0, b""), b"", "{kind:?} {flushed}");
+            }
+            assert!(store.space_bytes() > 0, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_label_names_a_kind_and_what_else_it_says_is_its_own() {
+        for kind in StoreKind::ALL {
+            assert_eq!(StoreKind::of_label(kind.name()), Some(kind));
+            let variant = format!("{}:cs-2", kind.name());
+            assert_eq!(StoreKind::of_label(&variant), Some(kind));
+        }
+        assert_eq!(StoreKind::of_label("lightkv-other"), None);
     }
 }

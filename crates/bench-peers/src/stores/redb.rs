@@ -7,7 +7,7 @@ use lightkv_bench::{ReadValue, TargetError, VisitEntry};
 use redb::{Builder, Database, Durability, ReadableDatabase, TableDefinition};
 
 use super::batched::{Batched, Changes, Transactional};
-use super::{Store, StoreKind, StoreSettings, failed};
+use super::{Store, StoreKind, StoreSettings, failed, visit};
 use crate::failure::{Failure, with_path};
 
 const TABLE: TableDefinition<'static, &'static [u8], &'static [u8]> = TableDefinition::new("bench");
@@ -95,18 +95,9 @@ impl Transactional for Redb {
         visit: &mut VisitEntry<'_>,
     ) -> Result<u64, TargetError> {
         let table = self.db.begin_read()?.open_table(TABLE)?;
-        let mut entries = table.range(from..)?;
-        let mut visited = 0;
-        while visited < limit
-            && let Some(entry) = entries.next()
-        {
-            let (key, value) = entry?;
-            visited += 1;
-            if !visit(key.value(), value.value()) {
-                break;
-            }
-        }
-        Ok(visited)
+        visit::from_iterator(table.range(from..)?, limit, |(key, value)| {
+            visit(key.value(), value.value())
+        })
     }
 
     fn flush(&self) -> Result<(), TargetError> {

@@ -1,23 +1,23 @@
 //! RocksDB: as the list of the parent module says, a block cache of 64 MiB, otherwise defaults; the log on tmpfs where asked for.
 
-use std::path::Path;
+use std::fmt::Display;
+use std::ops::Deref;
 
-use lightkv_bench::{Access, DurabilityClass, Numbers, ReadValue, Target, TargetError, VisitEntry};
+use lightkv_bench::{Numbers, TargetError, VisitEntry};
 use rocksdb::properties::{
     COMPACTION_PENDING, ESTIMATE_PENDING_COMPACTION_BYTES, ESTIMATE_TABLE_READERS_MEM,
     MEM_TABLE_FLUSH_PENDING, NUM_RUNNING_COMPACTIONS, NUM_RUNNING_FLUSHES, PropName,
     SIZE_ALL_MEM_TABLES, TOTAL_SST_FILES_SIZE,
 };
-use rocksdb::{BlockBasedOptions, Cache, DB, DBCompressionType, Options};
+use rocksdb::{BlockBasedOptions, Cache, DB, DBCompressionType, DBRawIterator, Options};
 
-use super::{BLOOM_BITS, Store, StoreKind, StoreSettings, failed};
+use super::direct::{Calls, Direct};
+use super::{BLOOM_BITS, Store, StoreKind, StoreSettings, failed, visit};
 use crate::failure::Failure;
-use crate::measure::space;
 
 /// An open store.
 struct RocksDb {
     db: DB,
-    settings: StoreSettings,
 }
 
 pub(super) fn open(settings: &StoreSettings) -> Result<Box<dyn Store>, Failure> {
@@ -40,10 +40,8 @@ pub(super) fn open(settings: &StoreSettings) -> Result<Box<dyn Store>, Failure> 
         options.set_wal_dir(directory);
     }
     let db = DB::open(&options, &settings.directory).map_err(failed(StoreKind::Rocksdb))?;
-    Ok(Box::new(RocksDb {
-        db,
-        settings: settings.clone(),
-    }))
+    let store = RocksDb { db };
+    Ok(Box::new(Direct::new(StoreKind::Rocksdb, settings, store)))
 }
 
 impl RocksDb {
@@ -52,37 +50,17 @@ impl RocksDb {
     }
 }
 
-impl Target for RocksDb {
-    fn name(&self) -> &str {
-        StoreKind::Rocksdb.name()
-    }
-
-    fn durability(&self) -> DurabilityClass {
-        DurabilityClass::ProcessCrash
-    }
-
-    fn directory(&self) -> Option<&Path> {
-        Some(&self.settings.directory)
-    }
-
-    fn begin(&self, _access: Access) -> Result<(), TargetError> {
-        Ok(())
-    }
-
-    #[inline]
+impl Calls for RocksDb {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<(), TargetError> {
         Ok(self.db.put(key, value)?)
     }
 
-    #[inline]
     fn delete(&self, key: &[u8]) -> Result<(), TargetError> {
         Ok(self.db.delete(key)?)
     }
 
-    #[inline]
-    fn get(&self, key: &[u8], read: &mut ReadValue<'_>) -> Result<(), TargetError> {
-        read(self.db.get_pinned(key)?.as_deref());
-        Ok(())
+    fn get(&self, key: &[u8]) -> Result<Option<impl Deref<Target = [u8]>>, TargetError> {
+        Ok(self.db.get_pinned(key)?)
     }
 
     fn scan(
@@ -92,23 +70,8 @@ impl Target for RocksDb {
         visit: &mut VisitEntry<'_>,
     ) -> Result<u64, TargetError> {
         let mut entries = self.db.raw_iterator();
-        let mut visited = 0;
-        if limit > 0 {
-            entries.seek(from);
-        }
-        while visited < limit
-            && let Some((key, value)) = entries.item()
-        {
-            visited += 1;
-            if !visit(key, value) {
-                break;
-            }
-            if visited < limit {
-                entries.next();
-            }
-        }
-        entries.status()?;
-        Ok(visited)
+        entries.seek(from);
+        visit::from_cursor(entries, limit, visit)
     }
 
     fn levels(&self) -> Numbers {
@@ -137,13 +100,86 @@ impl Target for RocksDb {
         .all(|property| self.property(property) == 0)
     }
 
-    fn space_bytes(&self) -> u64 {
-        space::store_bytes(&self.settings)
+    fn flush(&self) -> Result<(), TargetError> {
+        Ok(self.db.flush()?)
     }
 }
 
-impl Store for RocksDb {
-    fn flush(&self) -> Result<(), Failure> {
-        self.db.flush().map_err(failed(StoreKind::Rocksdb))
+impl visit::Cursor for DBRawIterator<'_> {
+    fn entry(&self) -> Option<(&[u8], &[u8])> {
+        self.item()
+    }
+
+    fn advance(&mut self) {
+        self.next();
+    }
+
+    fn status(&self) -> Result<(), impl Display> {
+        Self::status(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// What RocksDB says of its own settings, `name=value` line by line.
+    fn options(directory: &std::path::Path) -> String {
+        let names = fs::read_dir(directory).unwrap().flatten();
+        let options = names.filter(|entry| {
+            let name = entry.file_name();
+            name.to_str()
+                .is_some_and(|name| name.starts_with("OPTIONS-"))
+        });
+        options
+            .map(|entry| fs::read_to_string(entry.path()).unwrap())
+            .last()
+            .unwrap()
+    }
+
+    #[test]
+    fn it_says_of_itself_what_the_documentation_says() {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = StoreSettings {
+            directory: directory.path().join("store"),
+            fast_directory: Some(directory.path().join("fast")),
+            memory_limit_bytes: None,
+            lightkv_budget_bytes: None,
+            lightkv_shape: None,
+            scale: 1.0,
+            defaults: false,
+        };
+        let store = open(&settings).unwrap();
+        store.put(b"key", b"value").unwrap();
+        let options = options(&settings.directory);
+        for expected in [
+            "  compression=kNoCompression",
+            "  bottommost_compression=kDisableCompressionOption",
+            "  write_buffer_size=67108864",
+            "  max_write_buffer_number=2",
+            "  target_file_size_base=67108864",
+            "  max_bytes_for_level_base=268435456",
+            "  max_bytes_for_level_multiplier=10.000000",
+            "  level_compaction_dynamic_level_bytes=true",
+            "  compaction_style=kCompactionStyleLevel",
+            // Its file does not say of how many bits.
+            "  filter_policy=bloomfilter",
+            "  use_direct_reads=false",
+            "  use_direct_io_for_flush_and_compaction=false",
+            "  manual_wal_flush=false",
+            "  wal_compression=kNoCompression",
+        ] {
+            let found = options.lines().any(|line| line == expected);
+            assert!(found, "{expected}\n{options}");
+        }
+        // A log that is written with every put, in the directory that was named.
+        let fast = settings.fast_directory.unwrap();
+        let logs = fs::read_dir(fast).unwrap().flatten();
+        assert!(
+            logs.into_iter()
+                .any(|log| log.metadata().unwrap().len() > 0)
+        );
     }
 }

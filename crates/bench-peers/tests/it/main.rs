@@ -29,6 +29,23 @@ fn succeeded(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// Runs an experiment of the paper with 8 MiB in the place of its 100 GB.
+fn repeat(directory: &Path, experiment: &str, more: &[&str]) -> String {
+    let program = env!("CARGO_BIN_EXE_lightkv-bench-peers");
+    let mut command = Command::new(program);
+    let paths = [
+        "--directory",
+        "work",
+        "--tmpfs",
+        "fast",
+        "--output",
+        "results",
+    ];
+    command.args(["paper", experiment, "--data-mib", "8", "--rounds", "1"]);
+    command.args(paths).args(more).current_dir(directory);
+    succeeded(&command.output().unwrap())
+}
+
 fn results(directory: &Path) -> Value {
     let bytes = fs::read(directory.join("results/results.json")).unwrap();
     serde_json::from_slice(&bytes).unwrap()
@@ -177,4 +194,71 @@ fn a_pause_measures_nothing_and_says_so() {
         results(directory.path())["parts"].as_array().unwrap().len(),
         0
     );
+}
+
+#[test]
+fn every_experiment_of_the_paper_runs_and_is_answered() {
+    for (experiment, parts_count, answers) in [
+        (
+            "figure-9",
+            4,
+            &["| LightKV, write amplification of the device, 50 GB | VI-B | 1.6 | "][..],
+        ),
+        (
+            "figure-10",
+            15,
+            &["## fillrandom-64KB", "## fillseq-two-threads-256B"],
+        ),
+        (
+            "figure-11",
+            1,
+            &[
+                "| window-20 | ",
+                "| highest p99 of reads of any window, ms |",
+            ],
+        ),
+        (
+            "figure-12",
+            2,
+            &["## ycsbe", "| C | VI-E | LevelDB 4.7, RocksDB 1.5, "],
+        ),
+        (
+            "figure-13",
+            10,
+            &["| lightkv-pool:leaves-8192 | ", "| lightkv-pool:cs-16 | "],
+        ),
+        (
+            "table-1",
+            5,
+            &["| LightKV, 1KB: mean, p99, p99.9 of reads | Table I | 74 us, 0.2 ms, 2.4 ms | "],
+        ),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let text = repeat(directory.path(), experiment, &["--only", "lightkv-pool"]);
+        let found = results(directory.path());
+        let parts = found["parts"].as_array().unwrap();
+        assert_eq!(parts.len(), parts_count, "{experiment}");
+        let complete = |part: &Value| part["outcome"] == "complete";
+        assert!(parts.iter().all(complete), "{experiment}: {text}");
+        for answer in answers {
+            let line = text.lines().find(|line| line.starts_with(answer));
+            let line = line.unwrap_or_else(|| panic!("{experiment}: {answer}\n{text}"));
+            assert!(!line.contains(" nan ") && !line.contains("NaN"), "{line}");
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(not(feature = "redb"), ignore = "needs a peer")]
+fn an_experiment_shows_other_peers_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let stores = ["--only", "lightkv-pool,redb"];
+    let text = repeat(directory.path(), "figure-12", &stores);
+    assert!(text.contains("| redb | "), "{text}");
+    let refused = Command::new(env!("CARGO_BIN_EXE_lightkv-bench-peers"))
+        .args(["paper", "figure-12", "--only", "redb"])
+        .current_dir(directory.path())
+        .output()
+        .unwrap();
+    assert!(!refused.status.success());
 }

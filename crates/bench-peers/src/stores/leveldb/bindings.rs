@@ -1,13 +1,14 @@
 //! The part of LevelDB's C interface (`leveldb/c.h`, version 1.23) that is needed, and safe types around it.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uchar};
+use std::fmt::Display;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::os::unix::ffi::OsStrExt;
 use std::ptr::{self, NonNull};
 use std::slice;
 
-use crate::stores::{BLOOM_BITS, StoreSettings};
+use crate::stores::{BLOOM_BITS, StoreSettings, visit};
 
 /// An object that only LevelDB looks into.
 #[repr(C)]
@@ -267,9 +268,8 @@ pub(super) struct Cursor<'a> {
     _handle: PhantomData<&'a Handle>,
 }
 
-impl Cursor<'_> {
-    /// The entry at the position; `None` behind the last and after a failure.
-    pub(super) fn entry(&self) -> Option<(&[u8], &[u8])> {
+impl visit::Cursor for Cursor<'_> {
+    fn entry(&self) -> Option<(&[u8], &[u8])> {
         let (mut key_len, mut value_len) = (0, 0);
         // SAFETY: a live cursor; key and value are asked for only where it is valid, and LevelDB keeps them until the
         // cursor moves, which takes `&mut self`.
@@ -286,8 +286,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// Goes on to the next entry; only while there is one.
-    pub(super) fn advance(&mut self) {
+    fn advance(&mut self) {
         // SAFETY: a live cursor, which must be valid to move.
         unsafe {
             if leveldb_iter_valid(self.cursor) != 0 {
@@ -296,8 +295,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// What stopped the cursor, if it was a failure.
-    pub(super) fn status(&self) -> Result<(), String> {
+    fn status(&self) -> Result<(), impl Display> {
         let mut error = ptr::null_mut();
         // SAFETY: a live cursor.
         unsafe { leveldb_iter_get_error(self.cursor, &raw mut error) };
