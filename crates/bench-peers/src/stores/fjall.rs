@@ -9,7 +9,7 @@ use fjall::{Database, Guard, Keyspace, KeyspaceCreateOptions};
 use lightkv_bench::{Numbers, TargetError, VisitEntry};
 
 use super::direct::{Calls, Direct};
-use super::{BLOOM_BITS, Store, StoreKind, StoreSettings, failed, visit};
+use super::{BLOOM_BITS, Store, StoreKind, StoreSettings, entries, failed};
 use crate::failure::Failure;
 
 /// An open store.
@@ -65,7 +65,7 @@ impl Calls for Fjall {
         visit: &mut VisitEntry<'_>,
     ) -> Result<u64, TargetError> {
         let entries = self.keyspace.range(from..).map(Guard::into_inner);
-        visit::from_iterator(entries, limit, |(key, value)| visit(&key, &value))
+        entries::scan(entries, limit, |(key, value)| visit(&key, &value))
     }
 
     fn levels(&self) -> Numbers {

@@ -5,7 +5,7 @@ use heed::{Env, EnvFlags, EnvOpenOptions, WithoutTls};
 use lightkv_bench::{ReadValue, TargetError, VisitEntry};
 
 use super::batched::{Batched, Changes, Transactional};
-use super::{Store, StoreKind, StoreSettings, failed, visit};
+use super::{Store, StoreKind, StoreSettings, entries, failed};
 use crate::failure::{Failure, with_path};
 
 /// Address space of the map: more than any run fills.
@@ -72,7 +72,7 @@ impl Transactional for Lmdb {
         let transaction = self.environment.read_txn()?;
         let range = (std::ops::Bound::Included(from), std::ops::Bound::Unbounded);
         let entries = self.database.range(&transaction, &range)?;
-        visit::from_iterator(entries, limit, |(key, value)| visit(key, value))
+        entries::scan(entries, limit, |(key, value)| visit(key, value))
     }
 
     fn flush(&self) -> Result<(), TargetError> {

@@ -3,8 +3,12 @@
 //! threads as the machine has processors. What a store has no setting for stays at its default.
 
 mod batched;
+#[cfg(any(feature = "leveldb", feature = "rocksdb"))]
+mod cursor;
 #[cfg(any(feature = "fjall", feature = "leveldb", feature = "rocksdb"))]
 mod direct;
+#[cfg(any(feature = "fjall", feature = "lmdb", feature = "redb"))]
+mod entries;
 #[cfg(feature = "fjall")]
 mod fjall;
 #[cfg(feature = "leveldb")]
@@ -16,14 +20,6 @@ mod lmdb;
 mod redb;
 #[cfg(feature = "rocksdb")]
 mod rocksdb;
-#[cfg(any(
-    feature = "fjall",
-    feature = "leveldb",
-    feature = "lmdb",
-    feature = "redb",
-    feature = "rocksdb"
-))]
-mod visit;
 
 use std::fmt::Display;
 use std::path::PathBuf;

@@ -7,7 +7,7 @@ use lightkv_bench::{ReadValue, TargetError, VisitEntry};
 use redb::{Builder, Database, Durability, ReadableDatabase, TableDefinition};
 
 use super::batched::{Batched, Changes, Transactional};
-use super::{Store, StoreKind, StoreSettings, failed, visit};
+use super::{Store, StoreKind, StoreSettings, entries, failed};
 use crate::failure::{Failure, with_path};
 
 const TABLE: TableDefinition<'static, &'static [u8], &'static [u8]> = TableDefinition::new("bench");
@@ -95,7 +95,7 @@ impl Transactional for Redb {
         visit: &mut VisitEntry<'_>,
     ) -> Result<u64, TargetError> {
         let table = self.db.begin_read()?.open_table(TABLE)?;
-        visit::from_iterator(table.range(from..)?, limit, |(key, value)| {
+        entries::scan(table.range(from..)?, limit, |(key, value)| {
             visit(key.value(), value.value())
         })
     }

@@ -12,7 +12,7 @@ use rocksdb::properties::{
 use rocksdb::{BlockBasedOptions, Cache, DB, DBCompressionType, DBRawIterator, Options};
 
 use super::direct::{Calls, Direct};
-use super::{BLOOM_BITS, Store, StoreKind, StoreSettings, failed, visit};
+use super::{BLOOM_BITS, Store, StoreKind, StoreSettings, cursor, failed};
 use crate::failure::Failure;
 
 /// An open store.
@@ -71,7 +71,7 @@ impl Calls for RocksDb {
     ) -> Result<u64, TargetError> {
         let mut entries = self.db.raw_iterator();
         entries.seek(from);
-        visit::from_cursor(entries, limit, visit)
+        cursor::scan(entries, limit, visit)
     }
 
     fn levels(&self) -> Numbers {
@@ -105,7 +105,7 @@ impl Calls for RocksDb {
     }
 }
 
-impl visit::Cursor for DBRawIterator<'_> {
+impl cursor::Cursor for DBRawIterator<'_> {
     fn entry(&self) -> Option<(&[u8], &[u8])> {
         self.item()
     }

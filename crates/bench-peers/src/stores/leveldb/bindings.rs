@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::ptr::{self, NonNull};
 use std::slice;
 
-use crate::stores::{BLOOM_BITS, StoreSettings, visit};
+use crate::stores::{BLOOM_BITS, StoreSettings, cursor};
 
 /// An object that only LevelDB looks into.
 #[repr(C)]
@@ -268,7 +268,7 @@ pub(super) struct Cursor<'a> {
     _handle: PhantomData<&'a Handle>,
 }
 
-impl visit::Cursor for Cursor<'_> {
+impl cursor::Cursor for Cursor<'_> {
     fn entry(&self) -> Option<(&[u8], &[u8])> {
         let (mut key_len, mut value_len) = (0, 0);
         // SAFETY: a live cursor; key and value are asked for only where it is valid, and LevelDB keeps them until the

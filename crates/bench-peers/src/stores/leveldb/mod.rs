@@ -10,7 +10,7 @@ use lightkv_bench::{TargetError, VisitEntry};
 
 use self::bindings::Handle;
 use super::direct::{Calls, Direct};
-use super::{Store, StoreKind, StoreSettings, failed, visit};
+use super::{Store, StoreKind, StoreSettings, cursor, failed};
 use crate::failure::{Failure, with_path};
 use crate::measure::rest::RestWatch;
 
@@ -47,7 +47,7 @@ impl Calls for LevelDb {
         limit: u64,
         visit: &mut VisitEntry<'_>,
     ) -> Result<u64, TargetError> {
-        visit::from_cursor(self.handle.seek(from), limit, visit)
+        cursor::scan(self.handle.seek(from), limit, visit)
     }
 
     fn is_settled(&self) -> bool {

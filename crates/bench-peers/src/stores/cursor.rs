@@ -1,11 +1,10 @@
-//! Scans: the two ways in which stores hand out entries one after the other.
+//! Scans of stores that have a cursor, which lends the entry where it stands.
 
 use std::fmt::Display;
 
 use lightkv_bench::{TargetError, VisitEntry};
 
 /// A position that lends the entry there.
-#[cfg(any(feature = "leveldb", feature = "rocksdb"))]
 pub(super) trait Cursor {
     /// The entry at the position, key and value; `None` behind the last and after a failure.
     fn entry(&self) -> Option<(&[u8], &[u8])>;
@@ -18,8 +17,7 @@ pub(super) trait Cursor {
 }
 
 /// [`lightkv_bench::Target::scan`] from a cursor's position on. It never steps behind the last entry that is wanted.
-#[cfg(any(feature = "leveldb", feature = "rocksdb"))]
-pub(super) fn from_cursor(
+pub(super) fn scan(
     mut cursor: impl Cursor,
     limit: u64,
     visit: &mut VisitEntry<'_>,
@@ -37,23 +35,5 @@ pub(super) fn from_cursor(
         }
     }
     cursor.status().map_err(|error| error.to_string())?;
-    Ok(visited)
-}
-
-/// [`lightkv_bench::Target::scan`] of entries that own what they show; `visit` is told each and says whether to go on.
-#[cfg(any(feature = "fjall", feature = "lmdb", feature = "redb"))]
-pub(super) fn from_iterator<E, F: Into<TargetError>>(
-    entries: impl Iterator<Item = Result<E, F>>,
-    limit: u64,
-    mut visit: impl FnMut(E) -> bool,
-) -> Result<u64, TargetError> {
-    let mut visited = 0;
-    for entry in entries.take(usize::try_from(limit).unwrap_or(usize::MAX)) {
-        let entry = entry.map_err(Into::into)?;
-        visited += 1;
-        if !visit(entry) {
-            break;
-        }
-    }
     Ok(visited)
 }
