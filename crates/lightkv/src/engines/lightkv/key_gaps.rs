@@ -58,7 +58,9 @@ fn wide_gap<'a>(keys: Range<usize>, key_at: &impl Fn(usize) -> &'a [u8]) -> Opti
     let digits = Digits::of(&keys, key_at);
     let number_at = |index: usize| digits.number(key_at(index));
     let (first, last) = (number_at(keys.start), number_at(keys.end - 1));
-    let middle = first + (last - first) / 2;
+    // Bytes that no sampled key has can stand for one digit, and then a later key for a smaller number.
+    let span = last.checked_sub(first)?;
+    let middle = first + span / 2;
     // A gap that holds the middle: it ends at the first key that lies above it.
     let (mut below, mut above) = (keys.start, keys.end - 1);
     while below + 1 < above {
@@ -69,7 +71,8 @@ fn wide_gap<'a>(keys: Range<usize>, key_at: &impl Fn(usize) -> &'a [u8]) -> Opti
             below = index;
         }
     }
-    (number_at(above) - number_at(below) > (last - first) / 2).then_some(above)
+    let gap = number_at(above).saturating_sub(number_at(below));
+    (gap > span / 2).then_some(above)
 }
 
 /// How keys are read as numbers.
@@ -220,6 +223,15 @@ mod tests {
         parts(&zeros);
         let high: Vec<Vec<u8>> = (0..40).map(|len| vec![0xff; len]).collect();
         parts(&high);
+    }
+
+    /// A byte that the sample does not show stands for the same digit as another one, so that the last key can be
+    /// a smaller number than the first.
+    #[test]
+    fn a_rare_byte_makes_no_negative_span() {
+        let mut keys: Vec<Vec<u8>> = (500..883).map(|n| format!("9{n}").into_bytes()).collect();
+        keys.push(b"z0".to_vec());
+        assert!(parts(&keys).is_empty());
     }
 
     proptest! {
