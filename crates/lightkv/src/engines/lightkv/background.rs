@@ -124,6 +124,13 @@ impl Job {
 }
 
 impl Queue {
+    /// Takes the next job of a role out of the queue; it counts as running from the same step on.
+    fn take(&mut self, store: &Store, role: Role) -> Option<Job> {
+        let job = self.next(store, role)?;
+        self.running += u64::from(job.is_about_tables());
+        Some(job)
+    }
+
     fn next(&mut self, store: &Store, role: Role) -> Option<Job> {
         if role == Role::Compactor {
             if self
@@ -217,7 +224,7 @@ impl Background {
         if queue.stopped || store.health.poisoned().is_some() {
             return None;
         }
-        queue.next(store, role)
+        queue.take(store, role)
     }
 
     /// Starts the threads that flush, and `compactors` that merge.
@@ -432,10 +439,8 @@ impl Background {
                 return None;
             }
             if store.health.poisoned().is_none()
-                && let Some(job) = queue.next(store, role)
+                && let Some(job) = queue.take(store, role)
             {
-                // In the same step as it leaves its queue: it is counted at every moment.
-                queue.running += u64::from(job.is_about_tables());
                 return Some(job);
             }
             if role == Role::Keeper {
