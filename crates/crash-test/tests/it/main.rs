@@ -8,6 +8,7 @@ use lightkv_crash_test::script::{Replay, Script, ScriptedLife};
 
 mod errors;
 mod pool;
+mod scripts;
 
 /// Explores until so many states were recovered, or life after life for so long.
 fn explore(configuration: &'static Configuration, seconds: u64, first_seed: u64) {

@@ -367,6 +367,20 @@ impl RunHandle {
         self.buffer.pool.flush(offset, len_bytes);
     }
 
+    /// Ends a recovered run at the offset behind its last whole record, durably after the next fence.
+    ///
+    /// What lies there may be most of a record that a power loss tore. Its run can be freed and its space used anew,
+    /// and if the next power loss forgets both, words of the new record can stand in for the missing ones: numbers
+    /// that were never acknowledged are given again, so even the sequence number can be the right one. Without
+    /// its checksum it cannot become whole any more.
+    pub(crate) fn end_at(&self, offset: u64) {
+        let pool = &self.buffer.pool;
+        if offset + ALIGNMENT <= self.end() && pool.load_u64(offset) != 0 {
+            pool.store_u64(offset, 0);
+            pool.flush(offset, ALIGNMENT);
+        }
+    }
+
     /// Makes a record of an incomplete batch invalid for ever. Durable after the next fence.
     pub(crate) fn invalidate(&self, offset: u64) {
         let pool = &self.buffer.pool;

@@ -115,7 +115,9 @@ fn index_run(store: &Store, run: &Arc<RunHandle>, references: &References, found
     let guard = crossbeam_epoch::pin();
     let mut last = None;
     let mut postponed = None;
+    let mut end = run.start();
     for (offset, record) in run.recovered_records(run.start()) {
+        end = offset + record.len_bytes;
         found.last_sequence = found.last_sequence.max(record.sequence);
         if let Some(batch) = record.batch {
             postponed = postponed.or(Some(offset));
@@ -132,6 +134,7 @@ fn index_run(store: &Store, run: &Arc<RunHandle>, references: &References, found
     if let Some((offset, len_bytes)) = last {
         run.flush(offset, len_bytes);
     }
+    run.end_at(end);
     found
         .postponed
         .extend(postponed.map(|offset| (run.clone(), offset)));
