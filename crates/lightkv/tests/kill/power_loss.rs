@@ -303,7 +303,7 @@ fn run_volume(
 ) -> Result<(), String> {
     // In memory where there is room: the device below is not what is tested.
     let memory = Path::new("/dev/shm");
-    let directory = if memory.is_dir() {
+    let directory = if volume::has_room(memory) {
         TempDir::new_in(memory)
     } else {
         tempfile::tempdir()

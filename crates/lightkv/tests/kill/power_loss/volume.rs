@@ -33,6 +33,12 @@ pub(crate) struct Volume {
     mount_point: PathBuf,
 }
 
+/// Whether a file system can hold a volume that is written full.
+pub(crate) fn has_room(directory: &Path) -> bool {
+    rustix::fs::statvfs(directory)
+        .is_ok_and(|space| space.f_bavail.saturating_mul(space.f_frsize) >= IMAGE_BYTES)
+}
+
 impl FileSystem {
     fn make(self) -> &'static [&'static str] {
         match self {
