@@ -165,7 +165,7 @@ impl Db {
     /// # Errors
     /// [`Error::Io`] if the directory exists or cannot be written.
     pub fn checkpoint(&self, directory: impl AsRef<Path>) -> Result<()> {
-        self.engine.checkpoint(directory.as_ref())
+        self.engine.clone().checkpoint(directory.as_ref())
     }
 
     /// Reads every byte of the store and checks checksums, order, indexes and references.

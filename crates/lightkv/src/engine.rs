@@ -28,7 +28,7 @@ pub(crate) trait Engine: Send + Sync {
     /// Merges the tables of all partitions that overlap a range, each into one.
     fn compact(&self, range: &KeyRange) -> Result<()>;
     /// Writes a consistent copy of the store into a new directory.
-    fn checkpoint(&self, directory: &Path) -> Result<()>;
+    fn checkpoint(self: Arc<Self>, directory: &Path) -> Result<()>;
     /// Reads and checks everything.
     fn verify(&self) -> Result<VerifyReport>;
     /// Counters and levels.

@@ -37,6 +37,15 @@ pub enum Error {
         /// Size of the write buffer in bytes.
         limit_bytes: u64,
     },
+    /// The indexes in memory have used the memory budget up: new keys are refused, all else goes on. Only engines that
+    /// keep an index of every key in memory.
+    #[error(
+        "the indexes have used up the memory budget of {limit_bytes} bytes; raise it at the next open, or delete keys"
+    )]
+    IndexFull {
+        /// The memory budget in bytes.
+        limit_bytes: u64,
+    },
     /// A write would have had to wait beyond its deadline ([`crate::WriteOptions::deadline`]). Nothing was
     /// written.
     #[error("the write would have to wait beyond its deadline; nothing was written, try it later")]

@@ -15,13 +15,19 @@ pub enum EngineKind {
     /// Write buffer in memory or persistent memory, sorted tables on SSD (LightKV, MSST'20).
     #[default]
     LightKv,
+    /// All data in persistent memory under a hash index, an ordered index in memory (HiKV, ATC'17).
+    HiKv,
 }
 
 impl EngineKind {
+    /// All engines.
+    pub const ALL: [Self; 2] = [Self::LightKv, Self::HiKv];
+
     /// The name, as in `--engine` of the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::LightKv => "lightkv",
+            Self::HiKv => "hikv",
         }
     }
 
@@ -29,7 +35,13 @@ impl EngineKind {
     pub(crate) fn code(self) -> u32 {
         match self {
             Self::LightKv => 1,
+            Self::HiKv => 2,
         }
+    }
+
+    /// The engine of a stored number.
+    pub(crate) fn from_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.code() == code)
     }
 }
 
@@ -37,10 +49,10 @@ impl std::str::FromStr for EngineKind {
     type Err = String;
 
     fn from_str(name: &str) -> std::result::Result<Self, String> {
-        match name {
-            "lightkv" => Ok(Self::LightKv),
-            _ => Err(format!("no engine is called {name:?}; there is: lightkv")),
-        }
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.name() == name)
+            .ok_or_else(|| format!("no engine is called {name:?}; there are: lightkv, hikv"))
     }
 }
 
@@ -67,6 +79,7 @@ pub struct Options {
     pub(crate) compaction_size: usize,
     pub(crate) space_amplification_max: f64,
     pub(crate) max_open_files: usize,
+    pub(crate) pool_bytes: u64,
     pub(crate) tuning: Tuning,
     pub(crate) vfs: Arc<dyn Vfs>,
     pub(crate) pool_medium: PoolMedium,
@@ -137,6 +150,7 @@ impl Options {
             compaction_size: 4,
             space_amplification_max: 2.0,
             max_open_files: 512,
+            pool_bytes: 1 << 40,
             tuning: Tuning::default(),
             vfs: Arc::new(RealVfs),
             pool_medium: PoolMedium::default(),
@@ -205,6 +219,14 @@ impl Options {
         self
     }
 
+    /// What the pool of an engine that keeps all its data there may grow to, in bytes; default 1 TiB, so in fact what the
+    /// medium has. At least 16 MiB. Full, the store refuses puts with [`Error::NoSpace`]; reads and deletes go on. The
+    /// engine `lightkv` derives the size of its pool from the memory budget.
+    pub fn pool_bytes(mut self, bytes: u64) -> Self {
+        self.pool_bytes = bytes;
+        self
+    }
+
     /// The file system; for tests. Not part of the stable API.
     #[doc(hidden)]
     pub fn vfs(mut self, vfs: Arc<dyn Vfs>) -> Self {
@@ -236,6 +258,7 @@ impl Options {
         self.check()?;
         match self.engine {
             EngineKind::LightKv => crate::engines::lightkv::open(directory.as_ref(), self),
+            EngineKind::HiKv => crate::engines::hikv::open(directory.as_ref(), self),
         }
         .map(Db::from_engine)
     }
@@ -259,6 +282,9 @@ impl Options {
         }
         if self.space_amplification_max.is_nan() || self.space_amplification_max < 1.1 {
             return invalid("space_amplification_max", "1.1 is the least".into());
+        }
+        if self.pool_bytes < 16 << 20 {
+            return invalid("pool_bytes", "16 MiB are the least".into());
         }
         if self.max_open_files < 8 {
             return invalid("max_open_files", "8 are the least".into());

@@ -12,11 +12,14 @@
 //!   run. Records are valid only with the generation of their run, and later ones have a greater
 //!   one; so the caller sees a prefix of what it had already given up, and frees it again.
 
+use std::path::PathBuf;
+
 use crate::allocator::{ArenaState, ExtentUnits, GENERATION_LEASE};
 use crate::error::Result;
 use crate::options::{Arena, Run, SourceKind};
 use crate::pool::Pool;
 use crate::pool_layout::{MAX_GENERATION, MAX_RUN_UNITS, UnitState, UnitWord};
+use crate::source::extent_name;
 
 impl Pool {
     /// Allocates `units` units in a row, growing the pool by an extent if none are free.
@@ -228,6 +231,19 @@ impl Pool {
         let owners = self.owners.read();
         let after = owners.partition_point(|(place, _)| *place <= offset);
         Some(owners[after.checked_sub(1)?].1)
+    }
+
+    /// The extent file that a pool offset lies in (for emulated and volatile memory the name it would have), and the
+    /// offset inside of it: for messages. An offset beyond the pool is given for the last file.
+    pub fn file_of(&self, offset: u64) -> (PathBuf, u64) {
+        let owners = self.owners.read();
+        let after = owners.partition_point(|(place, _)| *place <= offset);
+        let index = after.saturating_sub(1);
+        let start = owners.get(index).map_or(0, |(place, _)| *place);
+        (
+            self.place_path().join(extent_name(index as u32)),
+            offset - start,
+        )
     }
 
     /// Bytes of the units of an arena that are in use.

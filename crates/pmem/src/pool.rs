@@ -569,6 +569,11 @@ impl Pool {
         }
     }
 
+    /// Name of the pool in errors.
+    pub(crate) fn place_path(&self) -> &Path {
+        &self.place
+    }
+
     /// What the medium is.
     pub fn source_kind(&self) -> SourceKind {
         self.kind

@@ -1,3 +1,22 @@
-//! The storage engines, each the system of one paper, behind one trait.
+//! The storage engines, each the system of one paper, behind one trait; and what they share.
+//!
+//! | file | what |
+//! |---|---|
+//! | `store_directory` | a store's lock, its manifest, which engine it belongs to |
+//! | `manifest`, `manifest_layout` | the durable truth about a store's structure |
+//! | `in_flight`, `snapshots` | consistent moments |
+//! | `health` | whether writes may be acknowledged |
+//! | `counters`, `delays` | counters that stay on |
+//! | `threads` | sharing the work of a recovery out |
 
+pub(crate) mod counters;
+pub(crate) mod delays;
+pub(crate) mod health;
+pub(crate) mod hikv;
+pub(crate) mod in_flight;
 pub(crate) mod lightkv;
+pub(crate) mod manifest;
+pub(crate) mod manifest_layout;
+pub(crate) mod snapshots;
+pub(crate) mod store_directory;
+pub(crate) mod threads;

@@ -4,6 +4,7 @@ mod basics;
 mod compaction;
 mod costs;
 mod faults;
+mod hikv;
 mod linearizability;
 mod model;
 mod recovery;

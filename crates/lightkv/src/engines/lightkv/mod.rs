@@ -22,9 +22,8 @@
 //! | `buffer`, `record_layout` | the write buffer and its records |
 //! | `room` | growing, splitting, freezing leaves |
 //! | `flush`, `compaction`, `background`, `pacing` | what happens behind the writers' backs |
-//! | `manifest`, `recovery`, `checkpoint`, `pool_image` | what survives, and how it comes back |
+//! | `recovery`, `checkpoint`, `pool_image` | how what survives comes back; `engines/manifest` has the rest |
 //! | `table_list`, `run_source` | the tables of a partition as runs |
-//! | `in_flight`, `snapshots` | consistent moments |
 //!
 //! # Where we leave the paper, and why
 //!
@@ -51,22 +50,20 @@ use crate::db::KeyRange;
 use crate::engine::{Engine, EngineScan};
 use crate::{Durability, Error, Options, Result, Stats, Value, VerifyReport, WriteOptions};
 
+// What the engines share, under the names that this one's modules know it by.
+use super::{counters, health, in_flight, manifest, snapshots};
+
 mod background;
 mod buffer;
 mod checkpoint;
 mod compaction;
-mod counters;
-mod delays;
 mod durability;
 mod flush;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
-mod in_flight;
 mod journal_entry_layout;
 mod key_gaps;
-mod key_sketch;
-mod manifest;
-mod manifest_layout;
+pub(crate) mod key_sketch;
 mod memory;
 mod pacing;
 mod partition;
@@ -80,7 +77,6 @@ mod run_source;
 mod scan;
 mod scan_source;
 mod sizes;
-mod snapshots;
 mod sorted_view;
 mod statistics;
 mod store;
@@ -241,7 +237,7 @@ impl Engine for LightKv {
         self.store.compact_range(range)
     }
 
-    fn checkpoint(&self, directory: &Path) -> Result<()> {
+    fn checkpoint(self: Arc<Self>, directory: &Path) -> Result<()> {
         self.store.health.check()?;
         self.store.checkpoint(directory)
     }

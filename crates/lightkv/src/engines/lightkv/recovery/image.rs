@@ -16,8 +16,8 @@ use super::super::store::Store;
 use super::super::table_list::TableList;
 use super::super::top_leaf::TopLeaf;
 use super::super::tree::Tree;
-use super::threads::side_by_side;
 use crate::Result;
+use crate::engines::threads::side_by_side;
 
 /// Entries that a leaf has room for beyond those it has, in percent.
 const ROOM_PERCENT: usize = 50;

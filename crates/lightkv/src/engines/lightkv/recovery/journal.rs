@@ -20,8 +20,8 @@ use super::super::manifest::{JournalTruncation, ManifestEdit, ManifestState};
 use super::super::record_layout::RecordFields;
 use super::super::store::Store;
 use super::restore::Restored;
-use super::threads::{side_by_side, thread_count};
 use super::{JOURNAL_DIRECTORY, References, build_tree};
+use crate::engines::threads::{side_by_side, thread_count};
 use crate::{Error, Result};
 
 /// Of how many operations ahead the place in the index is fetched into the cache.

@@ -11,12 +11,11 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `media` | lock, manifest and buffer: what must be there before anything is read |
+//! | `media` | the buffer, and whether the options fit the store |
 //! | `journal`, `pool` | the two places that records are read back from, by several threads |
 //! | `image` | the pool's index after a clean close |
 //! | `restore` | one record into its leaf |
 //! | `strays` | files that a crash left |
-//! | `threads` | sharing the work out |
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -35,6 +34,7 @@ use super::table_list::TableList;
 use super::table_set::TableContext;
 use super::tree::Tree;
 use super::value_file::ValueReference;
+use crate::engines::store_directory::{self, FIRST_FILE_NUMBER};
 use crate::error::io;
 use crate::{Compression, Options, Result};
 
@@ -44,21 +44,17 @@ mod media;
 mod pool;
 mod restore;
 mod strays;
-mod threads;
 
 /// Sub-directory of the journal.
 const JOURNAL_DIRECTORY: &str = "journal";
 
-/// In the manifest of a new store. With a pool it says that the pool may not exist yet.
-const FIRST_FILE_NUMBER: u64 = 1;
-
 /// Opens or creates a store; no background thread runs yet.
 pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
     let vfs = options.vfs.clone();
-    let lock = media::lock(vfs.as_ref(), directory, options.create_if_missing)?;
-    let manifest = media::open_manifest(&vfs, directory, options)?;
+    let lock = store_directory::lock(vfs.as_ref(), directory, options.create_if_missing)?;
+    let manifest = store_directory::open_manifest(&vfs, directory, options)?;
     let mut state = manifest.state(ManifestState::clone);
-    media::check_state(&state, directory, options)?;
+    media::check_state(&state, options)?;
     for name in ["tables", "values", JOURNAL_DIRECTORY] {
         if name == JOURNAL_DIRECTORY && state.pool_identity != 0 {
             continue;

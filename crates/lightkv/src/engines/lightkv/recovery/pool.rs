@@ -14,9 +14,9 @@ use super::super::buffer::RunHandle;
 use super::super::manifest::ManifestState;
 use super::super::record_layout::{BatchMembership, Record};
 use super::super::store::Store;
-use super::threads::side_by_side;
 use super::{References, image};
 use crate::Result;
+use crate::engines::threads::side_by_side;
 
 /// What the first pass finds out.
 #[derive(Debug, Default)]

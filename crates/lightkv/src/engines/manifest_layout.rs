@@ -9,11 +9,11 @@
 //! where it was written. The header of a record has a checksum of its own: with it a record that a
 //! crash cut short can be told from one whose length rotted.
 
-use super::key_sketch::KeySketch;
 use super::manifest::{
     JournalTruncation, ManifestEdit, ManifestState, PartitionEdit, PartitionMetadata,
     PartitionTable, TableMetadata,
 };
+use crate::engines::lightkv::key_sketch::KeySketch;
 
 /// The newest format that this release reads, and the one it writes. It reads all before, too.
 pub(crate) const FORMAT_VERSION: u32 = 2;

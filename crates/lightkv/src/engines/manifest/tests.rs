@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use lightkv_vfs::{MemoryVfs, Operation};
 
-use super::super::key_sketch::KeySketch;
 use super::*;
+use crate::engines::lightkv::key_sketch::KeySketch;
 
 const DIRECTORY: &str = "store";
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use lightkv_vfs::{MemoryVfs, OpenMode, Vfs};
 
-use super::super::key_sketch::KeySketch;
 use super::super::manifest_layout::{
     CURRENT_LEN_MAX_BYTES, CURRENT_NAME, FileHeader, HEADER_LEN_BYTES, RECORD_HEADER_LEN_BYTES,
     RecordPlace, current_text, decode_edits, decode_snapshot, encode_edits, encode_snapshot,
@@ -16,6 +15,7 @@ use super::state::{
     CountedState, JournalTruncation, ManifestEdit, ManifestState, PartitionEdit, PartitionMetadata,
     PartitionTable, TableMetadata,
 };
+use crate::engines::lightkv::key_sketch::KeySketch;
 
 const NUMBER: u64 = 1;
 /// The checksums of the input are replaced by right ones.

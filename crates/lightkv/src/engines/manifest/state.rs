@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
-use super::super::key_sketch::KeySketch;
+use crate::engines::lightkv::key_sketch::KeySketch;
 
 /// Where recovery stops reading one journal file, because what follows was cut off by an earlier
 /// recovery.

@@ -7,13 +7,13 @@ use parking_lot::Mutex;
 use crate::Result;
 
 /// How many threads read records back: as many as the process may use.
-pub(super) fn thread_count() -> usize {
+pub(crate) fn thread_count() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Lets threads work on `count` things: each asks for the index of its next one until there is none. The
 /// caller's thread is one of them. Gives the first error.
-pub(super) fn side_by_side(
+pub(crate) fn side_by_side(
     count: usize,
     work: impl Fn(&dyn Fn() -> Option<usize>) -> Result<()> + Sync,
 ) -> Result<()> {

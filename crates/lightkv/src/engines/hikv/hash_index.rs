@@ -1,0 +1,380 @@
+//! The hash index: partitions in the pool, each a table of lines of four entries. (The paper's section 3.4; its
+//! lossless index is that of MICA.)
+//!
+//! # Where a key is
+//!
+//! A hash of 0 counts as 1, because a free entry is zeros. The upper bits of a key's hash choose its partition, the lower ones its home line. Sixty-four lines, one page,
+//! are a *group*; a key is in the first line from its home on that had a free entry when it came, and the lines of a
+//! group follow each other in a circle. So everything about a key happens in one group, and one lock a group is all that
+//! writers need.
+//!
+//! # Readers never lock
+//!
+//! - An entry is set, replaced and cleared by one 16-byte store. Readers see the old or the new one.
+//! - A key never moves within a table: it keeps its entry until it is deleted.
+//! - A reader walks from the home line on and stops behind a line that nothing has overflowed. The overflow
+//!   counts are in memory; a writer raises those of all lines it passes *before* it sets an entry behind them, and lowers
+//!   them after it has cleared it. INVARIANT: while an entry is in line `l` and its home is `h`, the counts of
+//!   `h..l` are not 0. So a reader that stops early has passed every entry that was there all the time.
+//! - A reader that misses a key while it is deleted and put again in another line tells a truth: between the two it
+//!   was not there.
+//! - A table that was replaced by a larger one, and items that entries have left, are freed when all epoch guards
+//!   of that time have ended. A reader that still walks the old table sees what was there when it was replaced.
+//!
+//! # Growth
+//!
+//! Whoever finds no room in a group takes the locks of all groups of the partition, builds a table of twice the lines
+//! beside it, makes that durable, and switches the partition's word in the root by one 8-byte store. A crash
+//! leaves the one table or the other; what is in no use is freed by recovery. Readers go on in the old table.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use crossbeam_epoch::{Atomic, Guard, Owned};
+use crossbeam_utils::CachePadded;
+use lightkv_pmem::{Pool, Run};
+use parking_lot::{Mutex, MutexGuard};
+
+use super::root_layout::{ENTRY_BYTES, Entry, LINE_BYTES, LINE_ENTRIES, TablePlace};
+use crate::Result;
+
+/// Lines of a full group: a page.
+const GROUP_LINES_LOG2: u32 = 6;
+/// A count that is so high stays so: it only makes readers look further.
+const OVERFLOW_STUCK: u8 = u8::MAX;
+
+/// What a group's lock protects, besides its entries.
+#[derive(Debug, Default)]
+pub(crate) struct Group {
+    /// Entries in use.
+    pub(crate) used: u32,
+    /// Set when another table took the place of this one.
+    pub(crate) is_dead: bool,
+}
+
+/// Where a key is, or could be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot {
+    /// Pool offset of the entry.
+    pub(crate) entry: u64,
+    home: u64,
+    line: u64,
+}
+
+/// One table of a partition.
+#[derive(Debug)]
+pub(crate) struct Table {
+    pub(crate) run: Run,
+    offset: u64,
+    line_mask: u64,
+    group_mask: u64,
+    /// By line: entries that passed it because it was full.
+    overflow: Box<[AtomicU8]>,
+    groups: Box<[Mutex<Group>]>,
+}
+
+impl Table {
+    /// A table in a run, its memory side empty.
+    pub(crate) fn new(run: Run, lines_log2: u32) -> Self {
+        let lines = 1_u64 << lines_log2;
+        let group_lines = 1_u64 << lines_log2.min(GROUP_LINES_LOG2);
+        Self {
+            run,
+            offset: run.offset,
+            line_mask: lines - 1,
+            group_mask: group_lines - 1,
+            overflow: (0..lines).map(|_| AtomicU8::new(0)).collect(),
+            groups: (0..lines / group_lines).map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    pub(crate) fn lines_log2(&self) -> u32 {
+        (self.line_mask + 1).ilog2()
+    }
+
+    pub(crate) fn place(&self) -> TablePlace {
+        TablePlace {
+            offset: self.offset,
+            lines_log2: self.lines_log2(),
+        }
+    }
+
+    /// Entries that a group holds at most.
+    pub(crate) fn group_capacity(&self) -> u32 {
+        ((self.group_mask + 1) * LINE_ENTRIES) as u32
+    }
+
+    pub(crate) fn group_count(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// Pool offsets of the entries of a group.
+    pub(crate) fn group_entries(&self, group: usize) -> impl Iterator<Item = u64> + use<> {
+        let start = self.offset + group as u64 * (self.group_mask + 1) * LINE_BYTES;
+        let count = (self.group_mask + 1) * LINE_ENTRIES;
+        (0..count).map(move |index| start + index * ENTRY_BYTES)
+    }
+
+    /// Number of the group of a hash.
+    #[inline]
+    pub(crate) fn group_of(&self, hash: u64) -> usize {
+        ((hash & self.line_mask) / (self.group_mask + 1)) as usize
+    }
+
+    #[inline]
+    pub(crate) fn lock_of(&self, group: usize) -> &Mutex<Group> {
+        &self.groups[group]
+    }
+
+    /// Locks all groups, in order.
+    pub(crate) fn lock_all(&self) -> Vec<MutexGuard<'_, Group>> {
+        self.groups.iter().map(|group| group.lock()).collect()
+    }
+
+    /// Memory beside the pool, in bytes.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let groups = size_of_val::<[Mutex<Group>]>(&self.groups);
+        (self.overflow.len() + groups + size_of::<Self>()) as u64
+    }
+
+    #[inline]
+    fn line_offset(&self, line: u64) -> u64 {
+        self.offset + line * LINE_BYTES
+    }
+
+    /// The lines from a home on, once around its group.
+    #[inline]
+    fn lines_from(&self, home: u64) -> impl Iterator<Item = u64> + use<> {
+        let (base, mask) = (home & !self.group_mask, self.group_mask);
+        (0..=mask).map(move |step| base | ((home + step) & mask))
+    }
+
+    /// Fetches what a look-up reads first.
+    #[inline]
+    pub(crate) fn prefetch(&self, pool: &Pool, hash: u64) {
+        pool.prefetch_read(self.line_offset(hash & self.line_mask), LINE_BYTES);
+    }
+
+    /// The entry of a key: its slot and the position of its item. `is_same` says whether the item at a position has
+    /// the key; its error ends the look-up.
+    #[inline]
+    pub(crate) fn find(
+        &self,
+        pool: &Pool,
+        hash: u64,
+        mut is_same: impl FnMut(u64) -> Result<bool>,
+    ) -> Result<Option<(Slot, u64)>> {
+        let home = hash & self.line_mask;
+        for line in self.lines_from(home) {
+            let start = self.line_offset(line);
+            for index in 0..LINE_ENTRIES {
+                let entry = start + index * ENTRY_BYTES;
+                if pool.load_u64(entry) != hash {
+                    continue;
+                }
+                // Both halves as one: the entry may have changed since.
+                let found = Entry::decode(pool.load_u128(entry));
+                if found.signature == hash && is_same(found.position)? {
+                    return Ok(Some((Slot { entry, home, line }, found.position)));
+                }
+            }
+            // Acquire: pairs with the release that raised the count, so that an entry behind this line is seen by
+            // whoever sees the count. Loaded after the line: see the head of this file.
+            if self.overflow[line as usize].load(Ordering::Acquire) == 0 {
+                break;
+            }
+        }
+        Ok(None)
+    }
+
+    /// The free entry that a new key gets; `None` if its group is full. The group is locked.
+    pub(crate) fn find_free(&self, pool: &Pool, hash: u64, except: &[Slot]) -> Option<Slot> {
+        let home = hash & self.line_mask;
+        for line in self.lines_from(home) {
+            for index in 0..LINE_ENTRIES {
+                let entry = self.line_offset(line) + index * ENTRY_BYTES;
+                let is_taken = except.iter().any(|other| other.entry == entry);
+                if pool.load_u64(entry) == 0 && !is_taken {
+                    return Some(Slot { entry, home, line });
+                }
+            }
+        }
+        None
+    }
+
+    /// The lines that a key in a slot has passed.
+    fn passed(&self, slot: Slot) -> impl Iterator<Item = usize> + use<> {
+        let last = slot.line;
+        self.lines_from(slot.home)
+            .take_while(move |line| *line != last)
+            .map(|line| line as usize)
+    }
+
+    /// Notes that a slot is about to be set. The group is locked.
+    #[inline]
+    pub(crate) fn raise(&self, slot: Slot) {
+        for line in self.passed(slot) {
+            let count = self.overflow[line].load(Ordering::Relaxed);
+            if count != OVERFLOW_STUCK {
+                // Release: see `find`. A plain store will do, because the group is locked.
+                self.overflow[line].store(count + 1, Ordering::Release);
+            }
+        }
+    }
+
+    /// Notes that a slot was cleared. The group is locked.
+    #[inline]
+    pub(crate) fn lower(&self, slot: Slot) {
+        for line in self.passed(slot) {
+            let count = self.overflow[line].load(Ordering::Relaxed);
+            if count != OVERFLOW_STUCK {
+                self.overflow[line].store(count - 1, Ordering::Release);
+            }
+        }
+    }
+
+    /// Entries in use.
+    pub(crate) fn used_entries(&self) -> u64 {
+        self.groups
+            .iter()
+            .map(|group| u64::from(group.lock().used))
+            .sum()
+    }
+
+    /// Notes an entry that recovery has found, with its hash. False if the hash cannot be there.
+    pub(crate) fn adopt(&mut self, entry: u64, hash: u64) -> bool {
+        let Some(slot) = self.slot_of(entry, hash) else {
+            return false;
+        };
+        self.raise(slot);
+        let group = self.group_of(hash);
+        self.groups[group].get_mut().used += 1;
+        true
+    }
+
+    /// The slot of an entry that is known to hold a hash; `None` if the hash cannot be there.
+    fn slot_of(&self, entry: u64, hash: u64) -> Option<Slot> {
+        let line = entry.checked_sub(self.offset)? / LINE_BYTES;
+        let home = hash & self.line_mask;
+        let is_in_group =
+            line <= self.line_mask && line & !self.group_mask == home & !self.group_mask;
+        is_in_group.then_some(Slot { entry, home, line })
+    }
+}
+
+/// The table of twice the lines, on its way into the pool: bytes of one group's part after the other.
+pub(crate) struct GrowingTable<'a> {
+    table: Table,
+    pool: &'a Pool,
+}
+
+impl<'a> GrowingTable<'a> {
+    pub(crate) fn new(pool: &'a Pool, run: Run, lines_log2: u32) -> Self {
+        let table = Table::new(run, lines_log2);
+        // What lay there before must not be read as entries.
+        let zeros = [0; 4096];
+        let len_bytes = table.place().len_bytes().expect("it fits its run");
+        for at in (0..len_bytes).step_by(zeros.len()) {
+            let part = (len_bytes - at).min(zeros.len() as u64);
+            pool.write_nt(run.offset + at, &zeros[..part as usize]);
+        }
+        Self { table, pool }
+    }
+
+    /// Adds an entry of the old table. Nobody reads the new one yet.
+    pub(crate) fn add(&mut self, entry: Entry) {
+        let slot = self
+            .table
+            .find_free(self.pool, entry.signature, &[])
+            .expect("twice the lines hold what the lines held");
+        self.table.raise(slot);
+        self.pool.store_u128(slot.entry, entry.encode());
+        let group = self.table.group_of(entry.signature);
+        self.table.groups[group].get_mut().used += 1;
+    }
+
+    /// The table, durable.
+    pub(crate) fn finish(self) -> Table {
+        let len_bytes = self.table.place().len_bytes().expect("it fits its run");
+        self.pool.persist(self.table.offset, len_bytes);
+        self.table
+    }
+}
+
+/// A share of the keys.
+#[derive(Debug)]
+pub(crate) struct Partition {
+    table: Atomic<Table>,
+}
+
+impl Partition {
+    pub(crate) fn new(table: Table) -> Self {
+        Self {
+            table: Atomic::new(table),
+        }
+    }
+
+    /// The present table.
+    #[inline]
+    pub(crate) fn table<'g>(&self, guard: &'g Guard) -> &'g Table {
+        // Acquire: pairs with the swap in `replace`. SAFETY: never null, and dropped only after the guards that could
+        // have loaded it.
+        unsafe { self.table.load(Ordering::Acquire, guard).deref() }
+    }
+
+    /// Puts another table in the place of the present one, whose groups the caller has locked and marked dead.
+    pub(crate) fn replace(&self, table: Table, guard: &Guard) {
+        let old = self.table.swap(Owned::new(table), Ordering::AcqRel, guard);
+        // SAFETY: the old table is unreachable for guards that begin from now on.
+        unsafe { guard.defer_destroy(old) };
+    }
+}
+
+impl Drop for Partition {
+    fn drop(&mut self) {
+        let table = std::mem::replace(&mut self.table, Atomic::null());
+        // SAFETY: nobody else can load the table any more.
+        drop(unsafe { table.into_owned() });
+    }
+}
+
+/// All partitions.
+#[derive(Debug)]
+pub(crate) struct HashIndex {
+    partitions: Box<[CachePadded<Partition>]>,
+    partitions_log2: u32,
+}
+
+impl HashIndex {
+    /// From the tables of all partitions, a power of two of them.
+    pub(crate) fn new(tables: Vec<Table>) -> Self {
+        let partitions_log2 = tables.len().ilog2();
+        Self {
+            partitions: tables
+                .into_iter()
+                .map(|table| CachePadded::new(Partition::new(table)))
+                .collect(),
+            partitions_log2,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn partition_of(&self, hash: u64) -> usize {
+        // Twice, because a shift by 64 is none.
+        (hash >> 1 >> (63 - self.partitions_log2)) as usize
+    }
+
+    #[inline]
+    pub(crate) fn partition(&self, index: usize) -> &Partition {
+        &self.partitions[index]
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.partitions.len()
+    }
+
+    /// The table that a hash belongs to.
+    #[inline]
+    pub(crate) fn table<'g>(&self, hash: u64, guard: &'g Guard) -> &'g Table {
+        self.partitions[self.partition_of(hash)].table(guard)
+    }
+}

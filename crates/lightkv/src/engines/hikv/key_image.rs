@@ -1,0 +1,187 @@
+//! The keys of a closed store, in order: the next open need not read the items.
+//!
+//! INVARIANT: an image is used only for exactly the pool that it was made from. It names a run that the close allocated in the
+//! pool, the *mark*, by place and generation, which no later run has. An open removes image and mark durably before it
+//! changes anything in the pool, whether it used them or not. So after any later life of the pool, a kill included, no
+//! image fits. (The paper keeps its tree in the persistent memory itself, with a flag.)
+//!
+//! Whatever is wrong with an image is a warning, and the items are read.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use lightkv_pmem::Run;
+use lightkv_table::hash_key;
+use lightkv_vfs::Vfs;
+
+use super::allocator::KIND_CLEAN_MARK;
+use super::entry_file::{EntryFileReader, EntryFileWriter};
+use super::entry_file_layout::{Header, Kind};
+use super::items::Items;
+use super::ordered_index::{EntryBatch, OrderedIndex};
+use super::store::Store;
+use crate::Result;
+use crate::error::io;
+
+/// Name of the file in the store's directory.
+const NAME: &str = "KEY-IMAGE";
+/// Its name while it is written.
+const TEMPORARY_NAME: &str = "KEY-IMAGE.tmp";
+
+impl Store {
+    /// Writes an image of the keys as they are. Nothing may change the store any more. False if it cannot be made now.
+    ///
+    /// The items are durable as the medium says, so a power loss that takes some of them takes the mark as well: it is
+    /// stored after all of them.
+    pub(crate) fn write_key_image(&self) -> Result<bool> {
+        let Some(mark) = self.allocator.allocate_run(1, KIND_CLEAN_MARK)? else {
+            return Ok(false);
+        };
+        self.pool().fence();
+        let temporary = self.directory.join(TEMPORARY_NAME);
+        let path = self.directory.join(NAME);
+        let header = Header {
+            kind: Kind::KeyImage,
+            identity: self.identity,
+            mark_offset: mark.offset,
+            mark_generation: mark.generation,
+            last_sequence: self.last_sequence.load(Ordering::SeqCst),
+            count: 0,
+        };
+        let mut writer = EntryFileWriter::create(self.vfs.as_ref(), &temporary, header)?;
+        let mut batch = EntryBatch::new();
+        let mut from = std::ops::Bound::Unbounded;
+        loop {
+            self.keys
+                .batch_from(from.as_ref().map(Vec::as_slice), false, &mut batch);
+            for (key, _) in batch.iter() {
+                writer.push(key, &[])?;
+            }
+            match batch.len().checked_sub(1) {
+                Some(last) => from = std::ops::Bound::Excluded(batch.key(last).to_vec()),
+                None => break,
+            }
+        }
+        writer.finish()?;
+        self.vfs
+            .rename(&temporary, &path)
+            .map_err(|error| io(&temporary, "rename", error))?;
+        self.vfs
+            .sync_directory(&self.directory)
+            .map_err(|error| io(&self.directory, "sync", error))?;
+        Ok(true)
+    }
+}
+
+/// The image that fits the pool, if there is one. Its file and the marks are durably gone afterwards.
+pub(crate) fn take(
+    vfs: &dyn Vfs,
+    directory: &Path,
+    items: &Items,
+    marks: &[Run],
+) -> Result<Option<EntryFileReader>> {
+    let path = directory.join(NAME);
+    let exists = |path: &Path| {
+        vfs.exists(path)
+            .map_err(|error| io(path, "look for", error))
+    };
+    let mut image = None;
+    if exists(&path)? {
+        match EntryFileReader::open(vfs, &path, Kind::KeyImage, items.identity) {
+            Ok(reader) => {
+                let header = reader.header;
+                let fits = matches!(marks, [mark] if mark.offset == header.mark_offset
+                    && mark.generation == header.mark_generation);
+                if fits {
+                    image = Some(reader);
+                } else {
+                    tracing::warn!(path = %path.display(), "the key image is of another time and is not used");
+                }
+            }
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "the key image is not used");
+            }
+        }
+    }
+    // Before anything else changes in the pool; the file can still be read. The file first: a pool in an ordinary
+    // file may show the mark again after a power loss.
+    let mut removed = false;
+    for path in [path, directory.join(TEMPORARY_NAME)] {
+        if exists(&path)? {
+            vfs.remove_file(&path)
+                .map_err(|error| io(&path, "remove", error))?;
+            removed = true;
+        }
+    }
+    if removed {
+        vfs.sync_directory(directory)
+            .map_err(|error| io(directory, "sync", error))?;
+    }
+    for mark in marks {
+        items.pool.free(*mark);
+    }
+    items.pool.fence();
+    Ok(image)
+}
+
+/// The key index from an image, and the number of the last write. `None` if it does not have as many keys as
+/// the hash tables have entries, or cannot be read.
+pub(crate) fn read(
+    image: EntryFileReader,
+    entries: u64,
+    hash_seed: u64,
+) -> Option<(OrderedIndex, u64)> {
+    let header = image.header;
+    if header.count != entries {
+        tracing::warn!("the key image has another number of keys than the pool and is not used");
+        return None;
+    }
+    let last_sequence = header.last_sequence;
+    let mut reader = image;
+    let mut failure = None;
+    let entries = std::iter::from_fn(|| match reader.next() {
+        Ok(entry) => entry.map(|(key, _)| (ShortKey::from(key), hash_key(hash_seed, key).max(1))),
+        Err(error) => {
+            failure = Some(error);
+            None
+        }
+    });
+    let keys = OrderedIndex::from_sorted(entries);
+    match failure {
+        None => Some((keys, last_sequence)),
+        Some(error) => {
+            tracing::warn!(%error, "the key image is not used");
+            None
+        }
+    }
+}
+
+/// A key on its way from the file to the index, without an allocation if it is short.
+enum ShortKey {
+    Inline(u8, [u8; ShortKey::INLINE_MAX]),
+    Long(Box<[u8]>),
+}
+
+impl ShortKey {
+    const INLINE_MAX: usize = 46;
+}
+
+impl From<&[u8]> for ShortKey {
+    fn from(key: &[u8]) -> Self {
+        if key.len() > Self::INLINE_MAX {
+            return Self::Long(key.into());
+        }
+        let mut bytes = [0; Self::INLINE_MAX];
+        bytes[..key.len()].copy_from_slice(key);
+        Self::Inline(key.len() as u8, bytes)
+    }
+}
+
+impl AsRef<[u8]> for ShortKey {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Self::Inline(len, bytes) => &bytes[..usize::from(*len)],
+            Self::Long(key) => key,
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! The HiKV engine (Xia, Jiang, Xiong, Sun: *HiKV: A Hybrid Index Key-Value Store for DRAM-NVM Memory Systems*, ATC'17).
+//!
+//! ```text
+//!      put, delete                 get                          scan
+//!           |                       |                             |
+//!           v                       v                             v
+//!   partition's group lock      (no lock)          key index (DRAM) + older versions (DRAM)
+//!           |                       |                             |
+//!           |   2. entry, persist   v            hash             v
+//!           +--------------> [ hash index: lines of 4 entries ] <-+
+//!           |                       |                        pool
+//!           |   1. item, persist    v
+//!           +--------------> [ items in slots of slabs, large ones in runs ]
+//! ```
+//!
+//! | file | what lives there |
+//! |---|---|
+//! | `write`, `batch`, `read`, `scan` | the foreground operations |
+//! | `hash_index`, `growth`, `root_layout` | the index in the pool |
+//! | `items`, `item_layout`, `allocator`, `size_classes` | keys and values, and their space |
+//! | `redo`, `redo_layout` | batches that are whole after a crash |
+//! | `key_index`, `ordered_index` | the keys in order, in memory |
+//! | `versions` | what snapshots and scans may still read |
+//! | `open`, `recovery`, `key_image`, `checkpoint`, `entry_file` | how what survives comes back |
+//!
+//! # Where we leave the paper, and why
+//!
+//! - The tree maps keys to hashes, not to positions: an update leaves it alone, and it never leads to space that was given
+//!   to another item. A scan asks the hash index, whose lines it fetches for many keys at once.
+//! - Nothing leaks in a crash: which slots are in use is what entries lead to.
+//! - A partition grows; the paper's have the size they are made with.
+//! - A search ends at a line that nothing has overflowed, so a miss costs one line. Counts of that are in memory.
+//! - Hashes are keyed with a secret of the store, so that nobody can choose keys that collide.
+//! - Snapshots, scans at a moment and batches are ours: the paper has none.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use lightkv_pmem::SourceKind;
+use parking_lot::Mutex;
+
+use crate::batch::WriteBatch;
+use crate::db::KeyRange;
+use crate::engine::{Engine, EngineScan};
+use crate::{Durability, Error, Options, Result, Stats, Value, VerifyReport, WriteOptions};
+
+mod allocator;
+mod batch;
+mod checkpoint;
+mod entry_file;
+mod entry_file_layout;
+mod growth;
+mod hash_index;
+mod item_layout;
+mod items;
+mod key_image;
+mod key_index;
+mod open;
+mod ordered_index;
+mod read;
+mod recovery;
+mod redo;
+mod redo_layout;
+mod root_layout;
+mod scan;
+mod size_classes;
+mod statistics;
+mod store;
+mod verify;
+mod versions;
+mod write;
+
+use scan::StoreScan;
+use store::Store;
+
+/// How long a close waits for a read that does not end.
+const READERS_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// An open store.
+pub(crate) struct HiKv {
+    store: Arc<Store>,
+    /// A second close waits for the first.
+    closing: Mutex<()>,
+}
+
+/// Opens or creates the store in a directory.
+pub(crate) fn open(directory: &Path, options: Options) -> Result<Arc<dyn Engine>> {
+    Ok(Arc::new(HiKv {
+        store: open::open(directory, &options)?,
+        closing: Mutex::new(()),
+    }))
+}
+
+impl HiKv {
+    fn check_open(&self) -> Result<()> {
+        if self.store.health.is_closed() {
+            Err(Error::Closed)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Returns when every read that began before the store was marked closed has ended: what they read may belong to
+    /// another handle afterwards. Reads check the mark under their guard.
+    fn wait_for_readers(&self) {
+        let passed = Arc::new(AtomicBool::new(false));
+        let told = passed.clone();
+        crossbeam_epoch::pin().defer(move || told.store(true, Ordering::Release));
+        let start = Instant::now();
+        while !passed.load(Ordering::Acquire) && start.elapsed() < READERS_WAIT_MAX {
+            crossbeam_epoch::pin().flush();
+            std::thread::yield_now();
+        }
+    }
+
+    /// Ends all use of the store's files. After a clean end an image of the keys spares the next open the items.
+    fn stop(&self, is_clean: bool) -> Result<()> {
+        let store = &self.store;
+        // Growths and batches have announced themselves, too.
+        store.in_flight.wait(u64::MAX - 1);
+        store.keys.settle();
+        self.wait_for_readers();
+        let mut outcome = Ok(());
+        if is_clean {
+            if let Err(error) = store.write_key_image() {
+                // The next open takes longer, and nothing else.
+                tracing::warn!(%error, "no image of the keys was written");
+            }
+            store.pool().fence();
+            if store.pool().source_kind() == SourceKind::File {
+                // After a clean close a power loss takes nothing, on any medium.
+                outcome = store.pool().sync().map_err(Error::from);
+            }
+        }
+        // From now on another handle may own the files.
+        store.allocator.close();
+        store.pool().release();
+        *store.lock.lock() = None;
+        outcome
+    }
+}
+
+impl Engine for HiKv {
+    #[inline]
+    fn get(&self, key: &[u8], at: Option<u64>) -> Result<Option<Value>> {
+        self.store.get(key, at)
+    }
+
+    #[inline]
+    fn write_one(&self, key: &[u8], value: Option<&[u8]>, options: WriteOptions) -> Result<()> {
+        self.store.write_one(key, value, options)
+    }
+
+    fn write_batch(&self, batch: &WriteBatch, options: WriteOptions) -> Result<()> {
+        self.store.write_batch(batch, options)
+    }
+
+    fn scan(self: Arc<Self>, range: KeyRange, at: Option<u64>) -> Result<Box<dyn EngineScan>> {
+        self.check_open()?;
+        Ok(Box::new(StoreScan::new(self, range, at)))
+    }
+
+    fn acquire_snapshot(&self) -> u64 {
+        self.store.acquire_moment()
+    }
+
+    fn release_snapshot(&self, sequence: u64) {
+        self.store.release_moment(sequence);
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.store.health.check()?;
+        self.store.check_sync(WriteOptions::new().sync(true))?;
+        Ok(self.store.pool().sync()?)
+    }
+
+    fn flush(&self) -> Result<()> {
+        // All data is where it stays; the key index is brought up to date.
+        self.store.health.check()?;
+        self.store.keys.settle();
+        Ok(())
+    }
+
+    fn compact(&self, _range: &KeyRange) -> Result<()> {
+        self.flush()?;
+        store::collect_garbage();
+        self.store.allocator.trim();
+        Ok(())
+    }
+
+    fn checkpoint(self: Arc<Self>, directory: &Path) -> Result<()> {
+        self.store.health.check()?;
+        checkpoint::write(&self, directory)
+    }
+
+    fn verify(&self) -> Result<VerifyReport> {
+        self.check_open()?;
+        self.store.verify()
+    }
+
+    fn stats(&self) -> Stats {
+        self.store.stats()
+    }
+
+    fn durability(&self) -> Durability {
+        self.store.durability()
+    }
+
+    fn close(&self) -> Result<()> {
+        let _one_at_a_time = self.closing.lock();
+        if !self.store.health.close() {
+            return Ok(());
+        }
+        match self.store.health.poisoned() {
+            Some(error) => {
+                self.stop(false)?;
+                Err(error)
+            }
+            None => self.stop(true),
+        }
+    }
+}
+
+impl Drop for HiKv {
+    fn drop(&mut self) {
+        if self.store.health.close()
+            && let Err(error) = self.stop(false)
+        {
+            tracing::warn!(%error, "the store was not closed cleanly");
+        }
+    }
+}

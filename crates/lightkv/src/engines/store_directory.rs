@@ -1,0 +1,115 @@
+//! What every store has in its directory, whatever its engine: a lock and a manifest.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use lightkv_vfs::{FileLock, Vfs};
+
+use super::manifest::{Manifest, ManifestState};
+use crate::error::io;
+use crate::{EngineKind, Error, Options, Result};
+
+/// In the manifest of a new store. With a pool it says that the pool may not exist yet.
+pub(crate) const FIRST_FILE_NUMBER: u64 = 1;
+
+/// Name of the lock file in a store's directory.
+const LOCK_NAME: &str = "LOCK";
+/// Everything that may lie in a store's directory before its manifest does.
+const OWN_NAMES: [&str; 5] = [LOCK_NAME, "journal", "tables", "values", "CURRENT.tmp"];
+
+/// Takes the store's lock, creating the directory if that is wanted.
+pub(crate) fn lock(vfs: &dyn Vfs, directory: &Path, create: bool) -> Result<Box<dyn FileLock>> {
+    let current = directory.join("CURRENT");
+    let exists = |path: &Path| {
+        vfs.exists(path)
+            .map_err(|error| io(path, "look for", error))
+    };
+    if !exists(&current)? {
+        if !create {
+            return Err(Error::Missing {
+                path: directory.to_path_buf(),
+            });
+        }
+        vfs.create_directory(directory)
+            .map_err(|error| io(directory, "create", error))?;
+        // Also if it was there: whoever created it may not have made its name durable.
+        let parent = lightkv_vfs::parent_directory(directory);
+        vfs.sync_directory(&parent)
+            .map_err(|error| io(&parent, "sync", error))?;
+        let entries = vfs
+            .list(directory)
+            .map_err(|error| io(directory, "list", error))?;
+        let stranger = entries.iter().find(|entry| {
+            // `CURRENT` can only be that of someone who creates the same store at this moment.
+            !OWN_NAMES.contains(&entry.name.as_str())
+                && entry.name != "CURRENT"
+                && !entry.name.starts_with("MANIFEST-")
+        });
+        if let Some(stranger) = stranger {
+            return Err(Error::Foreign {
+                path: directory.to_path_buf(),
+                message: format!(
+                    "it holds {:?} and no store; choose an empty or a new directory",
+                    stranger.name
+                ),
+            });
+        }
+    }
+    let path = directory.join(LOCK_NAME);
+    vfs.lock(&path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::WouldBlock => Error::Locked {
+            path: directory.to_path_buf(),
+        },
+        _ => io(path, "lock", error),
+    })
+}
+
+/// Opens the manifest, or creates that of a new store of the engine asked for.
+///
+/// # Errors
+/// [`Error::EngineMismatch`] if another engine created the store, and those of [`Manifest::open`].
+pub(crate) fn open_manifest(
+    vfs: &Arc<dyn Vfs>,
+    directory: &Path,
+    options: &Options,
+) -> Result<Manifest> {
+    if let Some(state) = Manifest::load(vfs.as_ref(), directory)? {
+        check_engine(&state, directory, options.engine)?;
+        return Manifest::open(vfs, directory);
+    }
+    let identity = options.tuning.identity.map_or_else(random_nonzero, Ok)?;
+    let has_pool = options.pmem_path.is_some() || options.engine != EngineKind::LightKv;
+    let state = ManifestState {
+        store_identity: identity,
+        hash_seed: options.tuning.identity.map_or_else(random_nonzero, Ok)?,
+        engine_code: options.engine.code(),
+        pool_identity: if has_pool { identity } else { 0 },
+        next_file_number: FIRST_FILE_NUMBER,
+        ..ManifestState::default()
+    };
+    Manifest::create(vfs, directory, state)
+}
+
+pub(crate) fn random_nonzero() -> Result<u64> {
+    let mut bytes = [0; 8];
+    loop {
+        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+            .map_err(|error| io("/dev/urandom", "read", error.into()))?;
+        match u64::from_le_bytes(bytes) {
+            0 => {}
+            number => return Ok(number),
+        }
+    }
+}
+
+fn check_engine(state: &ManifestState, directory: &Path, requested: EngineKind) -> Result<()> {
+    if state.engine_code == requested.code() {
+        return Ok(());
+    }
+    Err(Error::EngineMismatch {
+        path: directory.to_path_buf(),
+        stored: EngineKind::from_code(state.engine_code)
+            .map_or("of a newer release", EngineKind::name),
+        requested: requested.name(),
+    })
+}
