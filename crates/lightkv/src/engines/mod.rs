@@ -1,3 +1,4 @@
 //! The storage engines, each the system of one paper, behind one trait.
 
+pub(crate) mod hikv;
 pub(crate) mod lightkv;
