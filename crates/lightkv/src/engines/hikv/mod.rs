@@ -5,3 +5,4 @@
 )]
 
 pub(crate) mod ordered_index;
+pub(crate) mod stripe;

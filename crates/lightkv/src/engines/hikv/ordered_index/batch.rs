@@ -16,6 +16,8 @@ pub(crate) struct EntryBatch {
     /// The bound of [`Resume::Key`], kept apart so that its memory is reused.
     pub(super) resume_key: Vec<u8>,
     pub(super) reverse: bool,
+    /// Room for the prefix of the leaf.
+    pub(super) prefix: Vec<u8>,
 }
 
 /// Where the batch after this one begins.
