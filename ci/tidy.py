@@ -28,6 +28,8 @@ UNSAFE = {
     "crates/checksum/src/lib.rs": "calls the processor's checksum instructions",
     "crates/fuzz/src/allocations.rs": "counts what the allocator is asked for",
     "crates/journal/src/mapped.rs": "stores into mapped journal files",
+    "crates/lightkv/src/engines/hikv/ordered_index/memory.rs": "allocates and follows nodes of the tree",
+    "crates/lightkv/src/engines/hikv/ordered_index/sync.rs": "stands for the epochs in models",
     "crates/lightkv/src/engines/lightkv/buffer.rs": "turns offsets into records and back",
     "crates/lightkv/src/engines/lightkv/flush.rs": RECORDS,
     "crates/lightkv/src/engines/lightkv/partition.rs": "publishes and frees views by epoch",

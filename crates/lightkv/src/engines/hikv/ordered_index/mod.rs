@@ -1,0 +1,412 @@
+//! The ordered index of HiKV: a B+-tree in DRAM over whole keys and the positions of their items
+//! (the paper, sections 3.1 and 3.3).
+//!
+//! # STRUCTURE
+//!
+//! Nodes of 64 B to 2 KiB, whole cache lines, hold sorted keys of any length without the prefix
+//! that they have in common (`node`). A node that is full grows by an eighth; one of 2 KiB splits
+//! into two that are as large as their entries need (`structure`). So nodes are nearly full in
+//! whatever order keys come, without moving entries between neighbours. Keys longer than 126 B
+//! behind the prefix are stored apart.
+//!
+//! Leaves are not chained. Where a leaf ends is known from the parents on the way to it, and the
+//! next batch of a scan goes down from the root again: one way down for each leaf, in nodes that
+//! are in the cache by then. A chain would need neighbours locked at each split, and could be
+//! followed in one direction only.
+//!
+//! # CONCURRENCY
+//!
+//! The paper runs each operation in a hardware transaction, which processors no longer have. In its
+//! place stands optimistic lock coupling: each node has a version (`version_lock`), readers store
+//! nothing and start over when they meet a change, and writers lock the one node that they change;
+//! its parent and neighbour, too, when the form of the tree changes. What was taken out of the tree is
+//! freed when no reader can be at it (`memory`, by epochs).
+//!
+//! Every operation on one key takes effect at one moment, between the last change of the leaf that it
+//! saw and its validation or unlocking. A batch is what one leaf had at one moment. Nothing is promised about
+//! two leaves: a scan of several batches sees all that is in the tree throughout, and of what changes
+//! meanwhile any part. HiKV's scans close the queues if they need more.
+
+mod batch;
+mod bulk;
+mod contents;
+mod key;
+mod memory;
+mod node;
+mod structure;
+mod sync;
+mod version_lock;
+
+use std::ops::Bound;
+
+use crossbeam_utils::CachePadded;
+
+use self::batch::{Resume, resume_bound};
+use self::memory::{Access, Memory, Pointer, Root, free_tree};
+use self::node::{Node, Place, Shape};
+use self::sync::{Backoff, pin};
+use self::version_lock::{Restart, Version};
+
+pub(crate) use self::batch::EntryBatch;
+#[expect(unused_imports, reason = "recovery is not wired yet")]
+pub(crate) use self::bulk::{SortedPart, SortedPartBuilder};
+
+/// A map from keys to positions, ordered by key. See the head of this file.
+#[derive(Debug)]
+pub(crate) struct OrderedIndex {
+    root: CachePadded<Root>,
+    memory: CachePadded<Memory>,
+    /// Number of entries: the sum, each of which wraps.
+    counts: [CachePadded<std::sync::atomic::AtomicU64>; COUNTS],
+}
+
+/// Threads count entries in this many places, so that they do not share cache lines.
+const COUNTS: usize = 8;
+
+/// Where a batch begins, and the way there.
+struct Seat<'g> {
+    leaf: Node<'g>,
+    version: Version,
+    shape: Shape,
+    /// The node and the entry whose key ends the leaf's range in the direction of the scan.
+    fence: Option<(Node<'g>, Version, usize)>,
+}
+
+impl Default for OrderedIndex {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl OrderedIndex {
+    /// An empty index.
+    pub(crate) fn new() -> Self {
+        let memory = Memory::default();
+        let root = memory.allocate(&[0; node::WORDS_PER_LINE], true);
+        Self::with_root(root, memory, 0)
+    }
+
+    fn with_root(root: Pointer, memory: Memory, entries: u64) -> Self {
+        let index = Self {
+            root: CachePadded::new(Root::new(root)),
+            memory: CachePadded::new(memory),
+            counts: Default::default(),
+        };
+        index.count(entries);
+        index
+    }
+
+    /// Puts an entry; returns the position that the key had.
+    pub(crate) fn insert(&self, key: &[u8], position: u64) -> Option<u64> {
+        let guard = pin();
+        let access = Access { guard: &guard };
+        let previous = retry(|| self.try_insert(key, position, access));
+        if previous.is_none() {
+            self.count(1);
+        }
+        previous
+    }
+
+    /// Removes an entry; returns the position that the key had.
+    pub(crate) fn remove(&self, key: &[u8]) -> Option<u64> {
+        let guard = pin();
+        let access = Access { guard: &guard };
+        let (previous, is_small) = retry(|| self.try_remove(key, access))?;
+        self.count(u64::MAX); // minus one
+        while is_small && retry(|| self.merge_for(key, access)) {}
+        Some(previous)
+    }
+
+    /// The position of a key.
+    pub(crate) fn get(&self, key: &[u8]) -> Option<u64> {
+        let guard = pin();
+        let access = Access { guard: &guard };
+        retry(|| {
+            let (leaf, version) = self.leaf(key, access)?;
+            let shape = leaf.shape()?;
+            let found = match leaf.search(shape, version, key, &access)? {
+                Place::Found(entry) => Some(leaf.value(shape, entry)?),
+                Place::Absent(_) => None,
+            };
+            leaf.validate(version)?;
+            Ok(found)
+        })
+    }
+
+    /// The smallest entry at or behind `bound`; its key replaces what is in `out`.
+    pub(crate) fn next_from(&self, bound: Bound<&[u8]>, out: &mut Vec<u8>) -> Option<u64> {
+        self.one_from(bound, false, out)
+    }
+
+    /// The largest entry at or before `bound`; its key replaces what is in `out`.
+    pub(crate) fn previous_from(&self, bound: Bound<&[u8]>, out: &mut Vec<u8>) -> Option<u64> {
+        self.one_from(bound, true, out)
+    }
+
+    fn one_from(&self, bound: Bound<&[u8]>, reverse: bool, out: &mut Vec<u8>) -> Option<u64> {
+        let mut batch = EntryBatch::new();
+        self.fill(bound, reverse, 1, &mut batch);
+        let (key, position) = batch.iter().next()?;
+        out.clear();
+        out.extend_from_slice(key);
+        Some(position)
+    }
+
+    /// Copies consecutive entries of one leaf, from `bound` on; in reverse, from the largest entry within `bound` down.
+    ///
+    /// `into` is empty if there is no entry. All entries were there at one moment.
+    pub(crate) fn batch_from(&self, bound: Bound<&[u8]>, reverse: bool, into: &mut EntryBatch) {
+        self.fill(bound, reverse, usize::MAX, into);
+    }
+
+    /// The batch behind the one in `into`, in the same direction; empty at the end.
+    pub(crate) fn next_batch(&self, into: &mut EntryBatch) {
+        if into.resume == Resume::End {
+            into.clear();
+            return;
+        }
+        let key = std::mem::take(&mut into.resume_key);
+        let reverse = into.reverse;
+        self.fill(resume_bound(&key, reverse), reverse, usize::MAX, into);
+    }
+
+    /// Number of entries.
+    pub(crate) fn len(&self) -> u64 {
+        // Counts for themselves: they order nothing.
+        let counts = self.counts.iter();
+        let sum = counts.fold(0_u64, |sum, count| {
+            sum.wrapping_add(count.load(std::sync::atomic::Ordering::Relaxed))
+        });
+        // Beside writers an entry may be missed as it is counted in, and seen as it is counted out.
+        if sum > u64::MAX / 2 { 0 } else { sum }
+    }
+
+    /// Bytes of memory of nodes and keys. What waits for its epoch to be freed is not in it.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.memory.bytes() + size_of::<Self>() as u64
+    }
+
+    fn count(&self, change: u64) {
+        let thread = super::stripe::thread_number();
+        // As in `len`.
+        self.counts[thread % COUNTS].fetch_add(change, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    // One attempt each; `Restart` when a change came in between.
+
+    /// The leaf that is responsible for `key`.
+    #[inline]
+    fn leaf<'g>(&self, key: &[u8], access: Access<'g>) -> Result<(Node<'g>, Version), Restart> {
+        let (mut node, _) = self.root.node(access.guard)?;
+        let mut version = node.read()?;
+        while !node.is_leaf() {
+            let shape = node.shape()?;
+            let entry = match node.search(shape, version, key, &access)? {
+                Place::Found(entry) => entry,
+                Place::Absent(entry) => entry.checked_sub(1).ok_or(Restart)?,
+            };
+            node = access.child(node, version, shape, entry)?;
+            version = node.read()?;
+        }
+        Ok((node, version))
+    }
+
+    #[inline]
+    fn try_insert(
+        &self,
+        key: &[u8],
+        position: u64,
+        access: Access<'_>,
+    ) -> Result<Option<u64>, Restart> {
+        let (leaf, version) = self.leaf(key, access)?;
+        let shape = leaf.shape()?;
+        match leaf.search(shape, version, key, &access)? {
+            Place::Found(entry) => {
+                let slot = leaf.slot(shape, entry)?;
+                let _locked = leaf.lock(version)?;
+                let previous = leaf.value(shape, entry)?;
+                leaf.set_value(slot, position);
+                Ok(Some(previous))
+            }
+            Place::Absent(entry) if leaf.has_room(shape, key)? => {
+                let _locked = leaf.lock(version)?;
+                let apart = leaf.must_be_apart(shape, key);
+                let address = apart.then(|| self.memory.store_apart(key));
+                leaf.insert(shape, entry, key, position, address);
+                Ok(None)
+            }
+            Place::Absent(_) => {
+                leaf.validate(version)?;
+                self.make_room_for(key, access)?;
+                // Most of the way is in the cache now.
+                Err(Restart)
+            }
+        }
+    }
+
+    /// The position of the removed key, and whether its leaf became small.
+    fn try_remove(&self, key: &[u8], access: Access<'_>) -> Result<Option<(u64, bool)>, Restart> {
+        let (leaf, version) = self.leaf(key, access)?;
+        let shape = leaf.shape()?;
+        let Place::Found(entry) = leaf.search(shape, version, key, &access)? else {
+            leaf.validate(version)?;
+            return Ok(None);
+        };
+        let _locked = leaf.lock(version)?;
+        let previous = leaf.value(shape, entry)?;
+        let apart = leaf.apart_address(shape, entry)?;
+        leaf.remove(shape, entry)?;
+        if let Some(address) = apart {
+            self.memory.retire_apart(address, access.guard);
+        }
+        Ok(Some((previous, structure::is_small(leaf)?)))
+    }
+
+    /// Fills a batch with at most `limit` entries of one leaf.
+    fn fill(&self, bound: Bound<&[u8]>, reverse: bool, limit: usize, into: &mut EntryBatch) {
+        let guard = pin();
+        let access = Access { guard: &guard };
+        into.reverse = reverse;
+        retry(|| self.try_fill(bound, limit, into, access));
+        while into.is_empty() && into.resume == Resume::Key {
+            // A leaf without entries in the range; the next one.
+            let key = std::mem::take(&mut into.resume_key);
+            let bound = resume_bound(&key, reverse);
+            retry(|| self.try_fill(bound, limit, into, access));
+        }
+    }
+
+    fn try_fill(
+        &self,
+        bound: Bound<&[u8]>,
+        limit: usize,
+        into: &mut EntryBatch,
+        access: Access<'_>,
+    ) -> Result<(), Restart> {
+        into.clear();
+        let seat = self.seat(bound, into.reverse, access)?;
+        let Seat {
+            leaf,
+            version,
+            shape,
+            fence,
+        } = seat;
+        let found = match bound {
+            Bound::Included(key) | Bound::Excluded(key) => {
+                Some(leaf.search(shape, version, key, &access)?)
+            }
+            Bound::Unbounded => None,
+        };
+        let is_included = matches!(bound, Bound::Included(_));
+        let entries = match (found, into.reverse) {
+            (None, _) => 0..shape.count,
+            (Some(Place::Absent(entry)), false) => entry..shape.count,
+            (Some(Place::Absent(entry)), true) => 0..entry,
+            (Some(Place::Found(entry)), false) => entry + usize::from(!is_included)..shape.count,
+            (Some(Place::Found(entry)), true) => 0..entry + usize::from(is_included),
+        };
+        let mut prefix = std::mem::take(&mut into.prefix);
+        prefix.clear();
+        leaf.copy_prefix(shape, &mut prefix)?;
+        let len = entries.len().min(limit);
+        let reverse = into.reverse;
+        for index in 0..len {
+            let entry = if reverse {
+                entries.end - 1 - index
+            } else {
+                entries.start + index
+            };
+            into.push_with(leaf.value(shape, entry)?, |keys| {
+                leaf.copy_key(shape, version, entry, &prefix, &access, keys)
+            })?;
+        }
+        leaf.validate(version)?;
+        if let Some((node, version, entry)) = fence {
+            into.resume_key.clear();
+            let shape = node.shape()?;
+            prefix.clear();
+            node.copy_prefix(shape, &mut prefix)?;
+            node.copy_key(
+                shape,
+                version,
+                entry,
+                &prefix,
+                &access,
+                &mut into.resume_key,
+            )?;
+            // Behind the leaf's validation: until then no neighbour was merged away, whose range
+            // another leaf would have taken over.
+            node.validate(version)?;
+            into.resume = Resume::Key;
+        }
+        into.prefix = prefix;
+        Ok(())
+    }
+
+    /// The leaf in which a batch from `bound` on begins.
+    fn seat<'g>(
+        &self,
+        bound: Bound<&[u8]>,
+        reverse: bool,
+        access: Access<'g>,
+    ) -> Result<Seat<'g>, Restart> {
+        let (mut node, _) = self.root.node(access.guard)?;
+        let mut fence = None;
+        loop {
+            let version = node.read()?;
+            let shape = node.shape()?;
+            if node.is_leaf() {
+                return Ok(Seat {
+                    leaf: node,
+                    version,
+                    shape,
+                    fence,
+                });
+            }
+            let entry = match bound {
+                Bound::Unbounded if reverse => shape.count.checked_sub(1).ok_or(Restart)?,
+                Bound::Unbounded => 0,
+                Bound::Included(key) | Bound::Excluded(key) => {
+                    match node.search(shape, version, key, &access)? {
+                        // All that is smaller than the key of an entry lies left of it.
+                        Place::Found(entry) if reverse && matches!(bound, Bound::Excluded(_)) => {
+                            entry.checked_sub(1).ok_or(Restart)?
+                        }
+                        Place::Found(entry) => entry,
+                        Place::Absent(entry) => entry.checked_sub(1).ok_or(Restart)?,
+                    }
+                }
+            };
+            if reverse && entry > 0 {
+                fence = Some((node, version, entry));
+            } else if !reverse && entry + 1 < shape.count {
+                fence = Some((node, version, entry + 1));
+            }
+            node = access.child(node, version, shape, entry)?;
+        }
+    }
+}
+
+/// Repeats an attempt until no change comes in between.
+#[inline]
+fn retry<T>(mut attempt: impl FnMut() -> Result<T, Restart>) -> T {
+    if let Ok(result) = attempt() {
+        return result;
+    }
+    let backoff = Backoff::new();
+    loop {
+        if let Ok(result) = attempt() {
+            return result;
+        }
+        backoff.snooze();
+    }
+}
+
+impl Drop for OrderedIndex {
+    fn drop(&mut self) {
+        free_tree(&self.memory, self.root.pointer_unshared());
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

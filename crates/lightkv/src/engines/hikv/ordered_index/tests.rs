@@ -1,0 +1,292 @@
+use std::collections::BTreeMap;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+
+/// What a test does with an index and with a map beside it.
+#[derive(Clone, Debug)]
+enum Step {
+    Insert(Vec<u8>, u64),
+    Remove(Vec<u8>),
+    Get(Vec<u8>),
+    Next(Bound<Vec<u8>>),
+    Previous(Bound<Vec<u8>>),
+    Scan(Bound<Vec<u8>>, bool),
+    /// Removes all keys of a range.
+    Clear(Vec<u8>, Vec<u8>),
+    /// Inserts a run of keys that count up or down.
+    Run(Vec<u8>, bool, usize),
+}
+
+/// Keys that meet: few letters, shared prefixes, zeros at ends, some very long.
+fn key() -> impl Strategy<Value = Vec<u8>> {
+    let tail = || vec(prop_oneof![Just(0), Just(1), Just(b'a'), Just(255)], 0..6);
+    prop_oneof![
+        4 => tail(),
+        4 => (0_u16..600).prop_map(|number| format!("user{number:06}").into_bytes()),
+        2 => any::<[u8; 16]>().prop_map(|key| key.to_vec()),
+        2 => tail().prop_map(|tail| [&[b'p'; 50][..], &tail].concat()),
+        2 => tail().prop_map(|tail| [&[b'q'; 150][..], &tail].concat()),
+        1 => (tail(), 100_usize..400).prop_map(|(head, len)| [head, vec![0; len]].concat()),
+        1 => (tail(), tail()).prop_map(|(a, b)| [a, vec![7; 5_000], b].concat()),
+    ]
+}
+
+fn bound() -> impl Strategy<Value = Bound<Vec<u8>>> {
+    prop_oneof![
+        4 => key().prop_map(Bound::Included),
+        4 => key().prop_map(Bound::Excluded),
+        1 => Just(Bound::Unbounded),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        10 => (key(), any::<u64>()).prop_map(|(key, position)| Step::Insert(key, position)),
+        4 => key().prop_map(Step::Remove),
+        3 => key().prop_map(Step::Get),
+        2 => bound().prop_map(Step::Next),
+        2 => bound().prop_map(Step::Previous),
+        2 => (bound(), any::<bool>()).prop_map(|(bound, reverse)| Step::Scan(bound, reverse)),
+        1 => (key(), key()).prop_map(|(from, to)| Step::Clear(from, to)),
+        1 => (key(), any::<bool>(), 1_usize..400).prop_map(|(key, down, len)| Step::Run(key, down, len)),
+    ]
+}
+
+type Map = BTreeMap<Vec<u8>, u64>;
+
+fn within(map: &Map, bound: Bound<&[u8]>, reverse: bool) -> Vec<(Vec<u8>, u64)> {
+    let owned = |(key, position): (&Vec<u8>, &u64)| (key.clone(), *position);
+    if reverse {
+        let range = map.range::<[u8], _>((Bound::Unbounded, bound));
+        range.rev().map(owned).collect()
+    } else {
+        map.range::<[u8], _>((bound, Bound::Unbounded))
+            .map(owned)
+            .collect()
+    }
+}
+
+fn scan(index: &OrderedIndex, bound: Bound<&[u8]>, reverse: bool) -> Vec<(Vec<u8>, u64)> {
+    let mut batch = EntryBatch::new();
+    let mut entries = Vec::new();
+    index.batch_from(bound, reverse, &mut batch);
+    while !batch.is_empty() {
+        entries.extend(batch.iter().map(|(key, position)| (key.to_vec(), position)));
+        index.next_batch(&mut batch);
+    }
+    entries
+}
+
+fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
+    bound.as_ref().map(Vec::as_slice)
+}
+
+fn one(found: Option<u64>, key: &[u8]) -> Option<(Vec<u8>, u64)> {
+    found.map(|position| (key.to_vec(), position))
+}
+
+/// Does `step` with both; they must answer alike.
+fn check_step(index: &OrderedIndex, map: &mut Map, step: Step) {
+    let mut out = Vec::new();
+    match step {
+        Step::Insert(key, position) => {
+            assert_eq!(index.insert(&key, position), map.insert(key, position));
+        }
+        Step::Remove(key) => assert_eq!(index.remove(&key), map.remove(&key)),
+        Step::Get(key) => assert_eq!(index.get(&key), map.get(&key).copied()),
+        Step::Next(bound) => {
+            let found = index.next_from(as_slice(&bound), &mut out);
+            let expected = within(map, as_slice(&bound), false).into_iter().next();
+            assert_eq!(one(found, &out), expected);
+        }
+        Step::Previous(bound) => {
+            let found = index.previous_from(as_slice(&bound), &mut out);
+            let expected = within(map, as_slice(&bound), true).into_iter().next();
+            assert_eq!(one(found, &out), expected);
+        }
+        Step::Scan(bound, reverse) => {
+            let entries = scan(index, as_slice(&bound), reverse);
+            assert!(entries == within(map, as_slice(&bound), reverse));
+        }
+        Step::Clear(from, to) => {
+            let keys: Vec<_> = within(map, Bound::Included(&from), false)
+                .into_iter()
+                .take_while(|(key, _)| *key < to)
+                .collect();
+            for (key, _) in keys {
+                assert_eq!(index.remove(&key), map.remove(&key));
+            }
+        }
+        Step::Run(prefix, down, len) => {
+            for number in 0..len as u32 {
+                let number = if down { u32::MAX - number } else { number };
+                let key = [&prefix[..], &number.to_be_bytes()].concat();
+                assert_eq!(
+                    index.insert(&key, u64::from(number)),
+                    map.insert(key, u64::from(number))
+                );
+            }
+        }
+    }
+    assert_eq!(index.len(), map.len() as u64);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 200 }))]
+
+    #[test]
+    fn answers_as_a_map_does(steps in vec(step(), 1..250)) {
+        let index = OrderedIndex::new();
+        let mut map = Map::new();
+        for step in steps {
+            check_step(&index, &mut map, step);
+        }
+        prop_assert!(scan(&index, Bound::Unbounded, false) == within(&map, Bound::Unbounded, false));
+        prop_assert!(scan(&index, Bound::Unbounded, true) == within(&map, Bound::Unbounded, true));
+        // Taken down to nothing, it is a small tree again.
+        for key in map.keys() {
+            prop_assert!(index.remove(key).is_some());
+        }
+        prop_assert_eq!(index.len(), 0);
+        let left = index.memory_bytes() - size_of::<OrderedIndex>() as u64;
+        prop_assert!(left <= 2_048 * 2, "{} bytes for nothing", left);
+    }
+
+    #[test]
+    fn a_built_one_answers_as_a_map_does(
+        map in proptest::collection::btree_map(key(), any::<u64>(), 0..600),
+        parts in 1_usize..5,
+        steps in vec(step(), 0..60),
+    ) {
+        let mut map: Map = map;
+        let entries: Vec<_> = map.iter().map(|(key, position)| (key.clone(), *position)).collect();
+        let parts = entries.chunks(entries.len() / parts + 1).map(|entries| {
+            let mut builder = SortedPartBuilder::new();
+            for (key, position) in entries {
+                builder.push(key, *position);
+            }
+            builder.finish()
+        });
+        let index = OrderedIndex::from_parts(parts.collect());
+        prop_assert_eq!(index.len(), map.len() as u64);
+        prop_assert!(scan(&index, Bound::Unbounded, false) == entries);
+        for step in steps {
+            check_step(&index, &mut map, step);
+        }
+    }
+}
+
+/// Key `number` of a set without order; 16 bytes.
+fn scattered(number: u64) -> [u8; 16] {
+    let mix = |value: u64| {
+        let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        value ^ value >> 31
+    };
+    let mut key = [0; 16];
+    key[..8].copy_from_slice(&mix(number).to_be_bytes());
+    key[8..].copy_from_slice(&mix(!number).to_be_bytes());
+    key
+}
+
+#[test]
+fn scattered_keys_take_few_bytes_each() {
+    let index = OrderedIndex::new();
+    let count = 200_000;
+    for number in 0..count {
+        assert_eq!(index.insert(&scattered(number), number), None);
+    }
+    let each = index.memory_bytes() as f64 / count as f64;
+    assert!(each < 36.0, "{each} bytes a key");
+    for number in 0..count {
+        assert_eq!(index.get(&scattered(number)), Some(number));
+    }
+}
+
+#[test]
+fn rising_and_falling_keys_fill_nodes() {
+    for falling in [false, true] {
+        let index = OrderedIndex::new();
+        let count = 200_000_u64;
+        for number in 0..count {
+            let number = if falling { count - number } else { number };
+            index.insert(format!("user{number:012}").as_bytes(), number);
+        }
+        let each = index.memory_bytes() as f64 / count as f64;
+        assert!(each < 20.0, "{each} bytes a key");
+    }
+}
+
+/// `LIGHTKV_KEYS=5000000 cargo test --release -p lightkv --lib ordered_index::tests::costs -- --ignored --nocapture`
+#[test]
+#[ignore = "a measurement"]
+fn costs() {
+    let count: u64 =
+        std::env::var("LIGHTKV_KEYS").map_or(1_000_000, |count| count.parse().unwrap());
+    let report = |name: &str, begin: std::time::Instant, operations: u64| {
+        let elapsed = begin.elapsed();
+        println!(
+            "{name}: {:.0} ns",
+            elapsed.as_nanos() as f64 / operations as f64
+        );
+    };
+    let resident = || -> u64 {
+        let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+        text.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    };
+    let before = resident();
+    let index = OrderedIndex::new();
+    let begin = std::time::Instant::now();
+    for number in 0..count {
+        index.insert(&scattered(number), number);
+    }
+    report("insert", begin, count);
+    println!(
+        "{count} keys: {:.1} B a key, {:.1} resident",
+        index.memory_bytes() as f64 / count as f64,
+        (resident() - before) as f64 / count as f64
+    );
+    let begin = std::time::Instant::now();
+    let found = (0..count).filter(|number| index.get(&scattered(number * 7 % count)).is_some());
+    assert_eq!(found.count() as u64, count);
+    report("get", begin, count);
+    let mut batch = EntryBatch::new();
+    let (begin, mut entries) = (std::time::Instant::now(), 0);
+    for number in 0..count / 10 {
+        index.batch_from(Bound::Included(&scattered(number * 7)), false, &mut batch);
+        entries += batch.len();
+    }
+    report("batch_from", begin, count / 10);
+    println!(
+        "{:.1} entries a batch",
+        entries as f64 / (count / 10) as f64
+    );
+    let (begin, mut entries) = (std::time::Instant::now(), Vec::new());
+    index.batch_from(Bound::Unbounded, false, &mut batch);
+    while !batch.is_empty() {
+        entries.extend(
+            batch
+                .iter()
+                .map(|(key, position)| (<[u8; 16]>::try_from(key).unwrap(), position)),
+        );
+        index.next_batch(&mut batch);
+    }
+    report("scan, an entry", begin, count);
+    let begin = std::time::Instant::now();
+    let built = OrderedIndex::from_sorted(entries.iter().copied());
+    report("from_sorted", begin, count);
+    println!(
+        "built: {:.1} B a key",
+        built.memory_bytes() as f64 / count as f64
+    );
+    drop(built);
+    let begin = std::time::Instant::now();
+    for number in 0..count {
+        index.remove(&scattered(number));
+    }
+    report("remove", begin, count);
+    assert_eq!(index.len(), 0);
+}
