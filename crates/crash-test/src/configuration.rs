@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lightkv::{Db, Options, PoolMedium, Result, Tuning};
+use lightkv::{Db, EngineKind, Options, PoolMedium, Result, Tuning};
 use lightkv_pmem::{EmulatedBacking, EmulatedMedium, Granularity, PoolImage};
 use lightkv_vfs::MemoryVfs;
 
@@ -23,6 +23,8 @@ pub enum Crash {
 pub struct Configuration {
     /// As on the command line and in scripts.
     pub name: &'static str,
+    /// Which engine.
+    pub engine: EngineKind,
     /// What the pool promises; `None` if fresh data is in a journal.
     pub pool: Option<Granularity>,
     /// What ends lives.
@@ -34,9 +36,10 @@ pub struct Configuration {
 }
 
 /// All configurations that are explored.
-pub static CONFIGURATIONS: [Configuration; 5] = [
+pub static CONFIGURATIONS: [Configuration; 7] = [
     Configuration {
         name: "pool-split",
+        engine: EngineKind::LightKv,
         pool: Some(Granularity::CacheLine),
         crash: Crash::PowerLoss,
         large_value_bytes: 400,
@@ -45,6 +48,7 @@ pub static CONFIGURATIONS: [Configuration; 5] = [
     },
     Configuration {
         name: "pool-one-leaf",
+        engine: EngineKind::LightKv,
         pool: Some(Granularity::CacheLine),
         crash: Crash::PowerLoss,
         large_value_bytes: 150,
@@ -53,6 +57,7 @@ pub static CONFIGURATIONS: [Configuration; 5] = [
     },
     Configuration {
         name: "pool-byte",
+        engine: EngineKind::LightKv,
         pool: Some(Granularity::Byte),
         crash: Crash::PowerLoss,
         large_value_bytes: 400,
@@ -61,6 +66,7 @@ pub static CONFIGURATIONS: [Configuration; 5] = [
     },
     Configuration {
         name: "journal-power",
+        engine: EngineKind::LightKv,
         pool: None,
         crash: Crash::PowerLoss,
         large_value_bytes: 400,
@@ -69,11 +75,31 @@ pub static CONFIGURATIONS: [Configuration; 5] = [
     },
     Configuration {
         name: "journal-kill",
+        engine: EngineKind::LightKv,
         pool: None,
         crash: Crash::Kill,
         large_value_bytes: 400,
         leaf_entries: 8,
         max_leaf_nodes: 8,
+    },
+    // For this engine: entries of a new table, and partitions.
+    Configuration {
+        name: "hikv",
+        engine: EngineKind::HiKv,
+        pool: Some(Granularity::CacheLine),
+        crash: Crash::PowerLoss,
+        large_value_bytes: 600,
+        leaf_entries: 4,
+        max_leaf_nodes: 2,
+    },
+    Configuration {
+        name: "hikv-byte",
+        engine: EngineKind::HiKv,
+        pool: Some(Granularity::Byte),
+        crash: Crash::PowerLoss,
+        large_value_bytes: 400,
+        leaf_entries: 4,
+        max_leaf_nodes: 1,
     },
 ];
 
@@ -99,16 +125,23 @@ impl Configuration {
             leaf_entries: Some(self.leaf_entries),
             max_leaf_nodes: Some(self.max_leaf_nodes),
             normal_split_values_min: Some(4),
-            chunk_bytes: Some(1 << 10),
+            chunk_bytes: Some(match self.engine {
+                EngineKind::LightKv => 1 << 10,
+                _ => 4 << 10,
+            }),
             journal_file_bytes: Some(16 << 10),
             block_bytes: Some(64),
             large_value_bytes: Some(self.large_value_bytes),
             room_wait_max: None,
-            pool_bytes: Some(56 << 10),
+            pool_bytes: Some(match self.engine {
+                EngineKind::LightKv => 56 << 10,
+                _ => 256 << 10,
+            }),
             identity: Some(0x1D_5EED),
             inline_background: true,
         };
         let mut options = Options::new()
+            .engine(self.engine)
             .memory_budget(16 << 20)
             .compaction_size(2)
             .max_open_files(8)

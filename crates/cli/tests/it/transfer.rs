@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::command::{Store, data_set, json};
+use crate::command::{Store, bare_command, data_set, json, run};
 
 #[test]
 fn the_shipped_data_set_loads_and_answers() {
@@ -144,4 +144,39 @@ fn a_small_memory_budget_is_enough() {
         .run_with_input(&arguments, input.as_bytes())
         .succeeded();
     assert!(store.must(&["export", "--format", "tsv"]) == input);
+}
+
+#[test]
+fn records_go_from_one_engine_to_the_other_and_back() {
+    let first = Store::new();
+    first.must(&["import", "--format", "tsv", data_set().to_str().unwrap()]);
+    let expected = first.must(&["export", "--format", "tsv"]);
+    let second = Store::new();
+    let load = ["import", "--format", "tsv", "-", "--engine", "hikv"];
+    second
+        .run_with_input(&load, expected.as_bytes())
+        .succeeded();
+    first
+        .run(&["get", "01F600", "--engine", "hikv"])
+        .failed(1, &["lightkv", "hikv"]);
+    second
+        .run(&["get", "01F600"])
+        .failed(1, &["lightkv", "hikv"]);
+    let hikv = |arguments: &[&str]| second.must(&[arguments, &["--engine", "hikv"]].concat());
+    assert_eq!(hikv(&["get", "01F600"]), "GRINNING FACE; So\n");
+    assert!(hikv(&["stats"]).contains("hikv"));
+    hikv(&["verify"]);
+    hikv(&["compact"]);
+    let exported = hikv(&["export", "--format", "tsv"]);
+    assert!(exported == expected, "comes out as it went in");
+    let copy = second.beside("copy");
+    hikv(&["checkpoint", copy.to_str().unwrap()]);
+    hikv(&["delete", "01F600"]);
+    assert_eq!(hikv(&["scan", "--prefix", "01F60"]).lines().count(), 15);
+    let from_copy = ["--dir", copy.to_str().unwrap(), "--engine", "hikv"];
+    let output = run(
+        bare_command(&[&["get", "01F600"], &from_copy[..]].concat()),
+        b"",
+    );
+    assert_eq!(output.succeeded(), "GRINNING FACE; So\n");
 }

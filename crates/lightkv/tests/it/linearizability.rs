@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use lightkv::{Db, Options, PoolMedium, Tuning, WriteBatch};
+use lightkv::{Db, EngineKind, Options, PoolMedium, Tuning, WriteBatch};
 use lightkv_pmem::{EmulatedBacking, EmulatedMedium};
 use lightkv_vfs::{MemoryVfs, Operation};
 use rand::rngs::StdRng;
@@ -48,6 +48,7 @@ const ROUNDS_OF_A_STORE: u64 = 40;
 struct Media {
     files: MemoryVfs,
     pool: Option<EmulatedBacking>,
+    engine: EngineKind,
 }
 
 /// How a round ends.
@@ -60,15 +61,17 @@ enum End {
 }
 
 impl Media {
-    fn new(with_pool: bool) -> Self {
+    fn new(engine: EngineKind, with_pool: bool) -> Self {
         Self {
             files: MemoryVfs::new(),
             pool: with_pool.then(EmulatedBacking::new),
+            engine,
         }
     }
 
     fn open(&self) -> Db {
         let options = Options::new()
+            .engine(self.engine)
             .memory_budget(16 << 20)
             .compaction_size(2)
             .vfs(Arc::new(self.files.clone()))
@@ -102,11 +105,13 @@ impl Media {
             Self {
                 pool: pool.map(EmulatedBacking::kill_image),
                 files: self.files.kill_image(),
+                engine: self.engine,
             }
         } else {
             Self {
                 pool: pool.map(|pool| pool.crash_image(seed)),
                 files: self.files.crash_image(seed),
+                engine: self.engine,
             }
         };
         (self.changes() == changes_before).then_some(image)
@@ -422,13 +427,13 @@ fn run_round(round: &Arc<Round>, media: &Media, end: End) -> (History, Option<Me
 }
 
 /// Runs histories on one configuration, and checks each.
-fn run(with_pool: bool) {
+fn run(engine: EngineKind, with_pool: bool) {
     let number = |name: &str, default| {
         std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
     };
     let rounds: u64 = number("LIGHTKV_HISTORIES", ROUNDS);
     let first_seed: u64 = number("LIGHTKV_HISTORIES_SEED", 1);
-    let mut media = Media::new(with_pool);
+    let mut media = Media::new(engine, with_pool);
     let mut db = media.open();
     let mut present: Vec<Content> = vec![None; KEYS];
     let mut numbers = 1;
@@ -436,7 +441,7 @@ fn run(with_pool: bool) {
     for seed in first_seed..first_seed + rounds {
         if seed % ROUNDS_OF_A_STORE == 0 {
             drop(db);
-            media = Media::new(with_pool);
+            media = Media::new(engine, with_pool);
             db = media.open();
             present = vec![None; KEYS];
         }
@@ -534,10 +539,15 @@ fn with_time_limit(run: impl FnOnce() + Send + 'static) {
 
 #[test]
 fn histories_with_a_journal_have_an_order() {
-    with_time_limit(|| run(false));
+    with_time_limit(|| run(EngineKind::LightKv, false));
 }
 
 #[test]
 fn histories_with_a_pool_have_an_order() {
-    with_time_limit(|| run(true));
+    with_time_limit(|| run(EngineKind::LightKv, true));
+}
+
+#[test]
+fn histories_with_hash_tables_have_an_order() {
+    with_time_limit(|| run(EngineKind::HiKv, true));
 }

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use lightkv::EngineKind;
 use medium::{OPTION_SETS, OptionSet};
 use operation::Operation;
 use random::Random;
@@ -172,7 +173,8 @@ fn random_sequences_match_an_ordered_map() {
         eprintln!("{}: {sequences} sequences, {events:?}", set.name);
         // Fewer sequences may miss a mechanism by chance.
         if *sequences >= 10 && set.name != "journal-defaults" {
-            let met = events.flushes > 0 && events.compactions > 0;
+            let met =
+                set.engine != EngineKind::LightKv || events.flushes > 0 && events.compactions > 0;
             assert!(
                 met && (events.splits > 0) == set.splits,
                 "{} tests too little",

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use lightkv::EngineKind;
 use tempfile::TempDir;
 
 use crate::TASK_VARIABLE;
@@ -88,7 +89,7 @@ impl std::fmt::Display for Totals {
 }
 
 /// Runs cycles of one medium: three stores with small parts, then one with the default sizes, and so on.
-pub(crate) fn run(medium: Medium, cycles: u64, seed: u64) -> Totals {
+pub(crate) fn run(engine: EngineKind, medium: Medium, cycles: u64, seed: u64) -> Totals {
     let mut totals = Totals::default();
     let cycles_of_a_store = CYCLES_OF_A_STORE.min(cycles.div_ceil(4));
     let mut store = 0;
@@ -100,7 +101,11 @@ pub(crate) fn run(medium: Medium, cycles: u64, seed: u64) -> Totals {
         };
         let count = cycles_of_a_store.min(cycles - totals.cycles);
         run_store(
-            Setup { medium, size },
+            Setup {
+                engine,
+                medium,
+                size,
+            },
             count,
             mix(seed ^ mix(store)),
             &mut totals,

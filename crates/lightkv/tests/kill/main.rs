@@ -28,6 +28,7 @@ mod setup;
 
 use std::time::Instant;
 
+use lightkv::EngineKind;
 use power_loss::FileSystem;
 use setup::Medium;
 
@@ -56,12 +57,16 @@ fn slowdown() -> u32 {
     u32::try_from(slowdown.max(1)).expect("a slowdown of a few")
 }
 
-fn kill_loop(medium: Medium) {
+fn kill_loop(engine: EngineKind, medium: Medium) {
     let cycles = number_from_environment("LIGHTKV_KILL_CYCLES", CYCLES_DEFAULT);
     let seed = number_from_environment("LIGHTKV_KILL_SEED", 1);
     let start = Instant::now();
-    let totals = cycles::run(medium, cycles, seed);
-    eprintln!("{medium:?}: {totals}, in {:?}", start.elapsed());
+    let totals = cycles::run(engine, medium, cycles, seed);
+    eprintln!(
+        "{}, {medium:?}: {totals}, in {:?}",
+        engine.name(),
+        start.elapsed()
+    );
 }
 
 /// Not a test: the process that the others kill.
@@ -82,17 +87,27 @@ fn power_cut_child() {
 
 #[test]
 fn acknowledged_writes_survive_kills_with_a_journal() {
-    kill_loop(Medium::Journal);
+    kill_loop(EngineKind::LightKv, Medium::Journal);
 }
 
 #[test]
 fn acknowledged_writes_survive_kills_with_a_pool_in_memory() {
-    kill_loop(Medium::PoolInMemory);
+    kill_loop(EngineKind::LightKv, Medium::PoolInMemory);
 }
 
 #[test]
 fn acknowledged_writes_survive_kills_with_a_pool_in_a_file() {
-    kill_loop(Medium::PoolInFile);
+    kill_loop(EngineKind::LightKv, Medium::PoolInFile);
+}
+
+#[test]
+fn acknowledged_writes_survive_kills_with_hash_tables_in_memory() {
+    kill_loop(EngineKind::HiKv, Medium::PoolInMemory);
+}
+
+#[test]
+fn acknowledged_writes_survive_kills_with_hash_tables_in_a_file() {
+    kill_loop(EngineKind::HiKv, Medium::PoolInFile);
 }
 
 #[test]
@@ -101,7 +116,8 @@ fn acknowledged_writes_survive_kills_with_a_pool_on_dax() {
         eprintln!("skipped: LIGHTKV_KILL_POOL names no directory on a DAX file system");
         return;
     }
-    kill_loop(Medium::PoolOnDax);
+    kill_loop(EngineKind::LightKv, Medium::PoolOnDax);
+    kill_loop(EngineKind::HiKv, Medium::PoolOnDax);
 }
 
 /// Not a test: the process whose volume loses power.

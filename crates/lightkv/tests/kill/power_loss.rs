@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use lightkv::EngineKind;
 use tempfile::TempDir;
 
 use crate::child::{self, contents};
@@ -257,6 +258,7 @@ pub(crate) fn run(file_system: FileSystem, losses: u64, seed: u64) -> Result<Str
     while totals.losses < losses {
         // Three in four with a journal, whose promises are the stronger ones.
         let setup = Setup {
+            engine: EngineKind::LightKv,
             medium: if volume % 4 == 3 {
                 Medium::PoolInFile
             } else {

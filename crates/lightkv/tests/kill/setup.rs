@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lightkv::{Durability, Granularity, Options, Tuning};
+use lightkv::{Durability, EngineKind, Granularity, Options, Tuning};
 
 /// Where fresh data lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,7 @@ pub(crate) enum Size {
 /// A kind of store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
+    pub(crate) engine: EngineKind,
     pub(crate) medium: Medium,
     pub(crate) size: Size,
 }
@@ -60,13 +61,23 @@ impl Setup {
             Size::Small => "small",
             Size::Default => "default",
         };
-        format!("{medium}/{size}")
+        match self.engine {
+            EngineKind::LightKv => format!("{medium}/{size}"),
+            engine => format!("{}/{medium}/{size}", engine.name()),
+        }
     }
 
     pub(crate) fn from_name(name: &str) -> Self {
         let mut all = Vec::new();
-        for medium in Medium::ALL {
-            all.extend([Size::Small, Size::Default].map(|size| Self { medium, size }));
+        for engine in EngineKind::ALL {
+            for medium in Medium::ALL {
+                let sizes = [Size::Small, Size::Default];
+                all.extend(sizes.map(|size| Self {
+                    engine,
+                    medium,
+                    size,
+                }));
+            }
         }
         *all.iter()
             .find(|setup| setup.name() == name)
@@ -130,6 +141,7 @@ impl Setup {
                 journal_file_bytes: Some(64 << 10),
                 block_bytes: Some(512),
                 large_value_bytes: Some(2500),
+                pool_bytes: (self.engine == EngineKind::HiKv).then_some(16 << 20),
                 ..Tuning::default()
             },
             Size::Default => Tuning {
@@ -137,7 +149,10 @@ impl Setup {
                 ..Tuning::default()
             },
         };
-        let options = Options::new().memory_budget(16 << 20).tuning(tuning);
+        let options = Options::new()
+            .engine(self.engine)
+            .memory_budget(16 << 20)
+            .tuning(tuning);
         let options = match self.size {
             Size::Small => options.compaction_size(2),
             Size::Default => options,

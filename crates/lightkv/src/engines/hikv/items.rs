@@ -51,7 +51,7 @@ impl Items {
     /// # Safety
     /// As [`Items::item`].
     #[inline]
-    unsafe fn bytes<'a>(&'a self, offset: u64) -> Option<&'a [u8]> {
+    unsafe fn bytes(&self, offset: u64) -> Option<&[u8]> {
         // SAFETY: the caller's contract; ranges outside of the pool are refused.
         unsafe {
             let header = self.pool.checked_slice(offset, HEADER_LEN)?;

@@ -7,6 +7,7 @@
 //!
 //! Whatever is wrong with an image is a warning, and the items are read.
 
+use std::ops::Bound;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
@@ -50,17 +51,12 @@ impl Store {
         };
         let mut writer = EntryFileWriter::create(self.vfs.as_ref(), &temporary, header)?;
         let mut batch = EntryBatch::new();
-        let mut from = std::ops::Bound::Unbounded;
-        loop {
-            self.keys
-                .batch_from(from.as_ref().map(Vec::as_slice), false, &mut batch);
+        self.keys.batch_from(Bound::Unbounded, false, &mut batch);
+        while !batch.is_empty() {
             for (key, _) in batch.iter() {
                 writer.push(key, &[])?;
             }
-            match batch.len().checked_sub(1) {
-                Some(last) => from = std::ops::Bound::Excluded(batch.key(last).to_vec()),
-                None => break,
-            }
+            self.keys.next_batch(&mut batch);
         }
         writer.finish()?;
         self.vfs

@@ -44,6 +44,11 @@ impl KeyIndex {
         self.index.batch_from(bound, reverse, into);
     }
 
+    /// The batch behind the one in `into`; empty at the end.
+    pub(crate) fn next_batch(&self, into: &mut EntryBatch) {
+        self.index.next_batch(into);
+    }
+
     pub(crate) fn len(&self) -> u64 {
         self.index.len()
     }

@@ -68,6 +68,7 @@ mod scan;
 mod size_classes;
 mod statistics;
 mod store;
+mod stripe;
 mod verify;
 mod versions;
 mod write;

@@ -21,13 +21,13 @@ use super::growth::table_units;
 use super::hash_index::Table;
 use super::items::Items;
 use super::key_image;
-use super::ordered_index::OrderedIndex;
+use super::ordered_index::{OrderedIndex, SortedPart, SortedPartBuilder};
 use super::redo;
 use super::root_layout::{
     ENTRY_BYTES, Entry, HEADER_LEN, RootError, RootHeader, TablePlace, VERSION, root_len,
 };
 use crate::engines::manifest::ManifestState;
-use crate::engines::threads::side_by_side;
+use crate::engines::threads::{side_by_side, thread_count};
 use crate::{Error, Result};
 
 /// What is needed of a pool to work with it.
@@ -339,39 +339,60 @@ impl Walk<'_> {
         })
     }
 
-    /// The key index of all keys that were found.
+    /// The key index of all keys that were found, built by all threads: each merges a range of the keys from what every
+    /// thread has sorted.
     fn build_keys(&self) -> Result<OrderedIndex> {
-        let mut sorted: Vec<std::vec::IntoIter<FoundKey>> =
-            std::mem::take(&mut *self.sorted.lock())
-                .into_iter()
-                .map(Vec::into_iter)
-                .collect();
-        let merged = std::iter::from_fn(|| {
-            let first = sorted
-                .iter()
-                .enumerate()
-                .filter_map(|(at, keys)| Some((at, keys.as_slice().first()?)))
-                .min_by(|(_, a), (_, b)| self.order(a, b))
-                .map(|(at, _)| at)?;
-            sorted[first].next()
-        });
-        let mut last: Option<FoundKey> = None;
-        let mut duplicate = None;
-        let entries = merged.filter_map(|found| {
-            let is_new = last.is_none_or(|last| self.order(&last, &found) == Order::Less);
-            last = Some(found);
-            if !is_new {
-                duplicate = Some(found.position);
-                return None;
+        let sorted = std::mem::take(&mut *self.sorted.lock());
+        let parts = thread_count();
+        let longest = sorted.iter().max_by_key(|keys| keys.len());
+        let longest = longest.map_or(&[][..], Vec::as_slice);
+        let starts: Vec<FoundKey> = (1..parts)
+            .filter_map(|part| longest.get(longest.len() * part / parts).copied())
+            .collect();
+        let place_in = |keys: &[FoundKey], start: Option<&FoundKey>, or: usize| match start {
+            Some(start) => keys.partition_point(|key| self.order(key, start) == Order::Less),
+            None => or,
+        };
+        let built: Mutex<Vec<(usize, SortedPart)>> = Mutex::default();
+        side_by_side(starts.len() + 1, |next| {
+            while let Some(part) = next() {
+                let (from, to) = (part.checked_sub(1).map(|at| &starts[at]), starts.get(part));
+                let slices = sorted
+                    .iter()
+                    .map(|keys| &keys[place_in(keys, from, 0)..place_in(keys, to, keys.len())]);
+                let built_part = self.build_part(slices.collect())?;
+                built.lock().push((part, built_part));
             }
+            Ok(())
+        })?;
+        let mut built = built.into_inner();
+        built.sort_unstable_by_key(|(part, _)| *part);
+        Ok(OrderedIndex::from_parts(
+            built.into_iter().map(|(_, part)| part).collect(),
+        ))
+    }
+
+    /// Merges sorted keys into leaves of the key index.
+    fn build_part(&self, mut slices: Vec<&[FoundKey]>) -> Result<SortedPart> {
+        let mut builder = SortedPartBuilder::new();
+        let mut last: Option<FoundKey> = None;
+        loop {
+            let firsts = slices.iter().enumerate();
+            let first = firsts
+                .filter_map(|(at, keys)| Some((at, keys.first()?)))
+                .min_by(|(_, a), (_, b)| self.order(a, b));
+            let Some((at, &found)) = first else {
+                return Ok(builder.finish());
+            };
+            slices[at] = &slices[at][1..];
+            if last.is_some_and(|last| self.order(&last, &found) != Order::Less) {
+                let message = "two items have the same key";
+                return Err(self.items.damaged(found.position, message));
+            }
+            last = Some(found);
             // SAFETY: as in `key`.
-            let item = unsafe { self.items.item(found.position) }.ok()?;
-            Some((item.key, item.hash))
-        });
-        let keys = OrderedIndex::from_sorted(entries);
-        match duplicate {
-            Some(position) => Err(self.items.damaged(position, "two items have the same key")),
-            None => Ok(keys),
+            let item = unsafe { self.items.item(found.position) }?;
+            builder.push(item.key, item.hash);
         }
     }
 }

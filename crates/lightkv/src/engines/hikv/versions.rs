@@ -27,12 +27,15 @@ pub(crate) struct Version {
     pub(crate) position: u64,
 }
 
+/// Which version: its key and its number.
+type KeyAndNumber = (Box<[u8]>, u64);
+
 #[derive(Debug, Default)]
 struct Kept {
     /// Of each key, by number.
     by_key: BTreeMap<Box<[u8]>, BTreeMap<u64, Version>>,
-    /// Keys and numbers of the versions kept for a moment.
-    by_moment: BTreeMap<u64, Vec<(Box<[u8]>, u64)>>,
+    /// The versions kept for a moment.
+    by_moment: BTreeMap<u64, Vec<KeyAndNumber>>,
 }
 
 /// All versions that are kept.
@@ -186,7 +189,9 @@ mod tests {
     #[test]
     fn a_moment_finds_what_was_there() {
         let (versions, snapshots) = (Versions::default(), Snapshots::default());
-        [2, 5, 8].map(|moment| hold(&snapshots, moment));
+        for moment in [2, 5, 8] {
+            hold(&snapshots, moment);
+        }
         assert!(versions.keep(b"a", version(1, 4), &snapshots));
         assert!(!versions.keep(b"a", version(6, 7), &snapshots));
         assert!(versions.keep(b"a", version(7, 9), &snapshots));
@@ -201,7 +206,9 @@ mod tests {
     #[test]
     fn versions_go_with_the_last_moment_that_needs_them() {
         let (versions, snapshots) = (Versions::default(), Snapshots::default());
-        [2, 5, 5].map(|moment| hold(&snapshots, moment));
+        for moment in [2, 5, 5] {
+            hold(&snapshots, moment);
+        }
         assert!(versions.keep(b"a", version(1, 9), &snapshots));
         hold(&snapshots, 9);
         assert!(versions.keep(b"a", version(9, 10), &snapshots));

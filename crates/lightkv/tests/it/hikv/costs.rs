@@ -21,10 +21,16 @@ fn open(directory: &std::path::Path) -> Db {
         .unwrap()
 }
 
-fn fences(db: &Db, operation: impl FnOnce()) -> u64 {
-    let before = db.stats().counters;
-    operation();
-    db.stats().counters.since(&before).fences
+/// Fences of an operation. One that the pool grew in is done again: an extent is formatted with fences of its own.
+fn fences(db: &Db, mut operation: impl FnMut()) -> u64 {
+    loop {
+        let before = db.stats();
+        operation();
+        let after = db.stats();
+        if after.levels.space_bytes == before.levels.space_bytes {
+            return after.counters.since(&before.counters).fences;
+        }
+    }
 }
 
 /// The paper's algorithms 1 to 3: the item and the entry of a put or update, the entry of a delete.
@@ -32,8 +38,6 @@ fn fences(db: &Db, operation: impl FnOnce()) -> u64 {
 fn a_put_persists_twice_a_delete_once_and_a_get_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let db = open(directory.path());
-    // The first extent is formatted with fences of its own.
-    db.put("first", [1; 3000]).unwrap();
     for len in [0, 1, 100, 256, 1024, 4000, 100_000] {
         for number in 0..200 {
             let put = fences(&db, || db.put(key(number), vec![1; len]).unwrap());
@@ -73,7 +77,7 @@ fn a_batch_persists_four_times_whatever_its_size() {
                 .put(key(10_000 + number), "new");
         }
         batch.delete(key(499));
-        assert_eq!(fences(&db, || db.write(batch).unwrap()), 4);
+        assert_eq!(fences(&db, || db.write(batch.clone()).unwrap()), 4);
     }
 }
 

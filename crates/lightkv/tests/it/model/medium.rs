@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use lightkv::{Compression, Db, Options, PoolMedium, Result, Tuning};
+use lightkv::{Compression, Counters, Db, EngineKind, Options, PoolMedium, Result, Tuning};
 use lightkv_pmem::{EmulatedBacking, EmulatedMedium};
 use lightkv_vfs::MemoryVfs;
 use tempfile::TempDir;
@@ -29,6 +29,7 @@ pub(super) enum FreshMedium {
 #[derive(Debug)]
 pub(super) struct OptionSet {
     pub(super) name: &'static str,
+    pub(super) engine: EngineKind,
     pub(super) files: FileMedium,
     pub(super) fresh: FreshMedium,
     pub(super) compression: Compression,
@@ -60,9 +61,10 @@ fn tuning(
 }
 
 /// All option sets: sizes so small that a few hundred operations meet every mechanism.
-pub(super) static OPTION_SETS: [OptionSet; 9] = [
+pub(super) static OPTION_SETS: [OptionSet; 12] = [
     OptionSet {
         name: "journal-tiny",
+        engine: EngineKind::LightKv,
         files: FileMedium::Memory,
         fresh: FreshMedium::Journal,
         compression: Compression::None,
@@ -73,6 +75,7 @@ pub(super) static OPTION_SETS: [OptionSet; 9] = [
     },
     OptionSet {
         name: "journal-one-leaf-lz4",
+        engine: EngineKind::LightKv,
         files: FileMedium::Memory,
         fresh: FreshMedium::Journal,
         compression: Compression::Lz4,
@@ -83,6 +86,7 @@ pub(super) static OPTION_SETS: [OptionSet; 9] = [
     },
     OptionSet {
         name: "journal-four-leaves-lz4",
+        engine: EngineKind::LightKv,
         files: FileMedium::Memory,
         fresh: FreshMedium::Journal,
         compression: Compression::Lz4,
@@ -93,6 +97,7 @@ pub(super) static OPTION_SETS: [OptionSet; 9] = [
     },
     OptionSet {
         name: "journal-defaults",
+        engine: EngineKind::LightKv,
         files: FileMedium::Memory,
         fresh: FreshMedium::Journal,
         compression: Compression::None,
@@ -103,6 +108,7 @@ pub(super) static OPTION_SETS: [OptionSet; 9] = [
     },
     OptionSet {
         name: "journal-directory",
+        engine: EngineKind::LightKv,
         files: FileMedium::Directory,
         fresh: FreshMedium::Journal,
         compression: Compression::Lz4,
@@ -113,6 +119,7 @@ pub(super) static OPTION_SETS: [OptionSet; 9] = [
     },
     OptionSet {
         name: "emulated-tiny",
+        engine: EngineKind::LightKv,
         files: FileMedium::Memory,
         fresh: FreshMedium::EmulatedPool,
         compression: Compression::None,
@@ -123,6 +130,7 @@ pub(super) static OPTION_SETS: [OptionSet; 9] = [
     },
     OptionSet {
         name: "emulated-one-leaf-lz4",
+        engine: EngineKind::LightKv,
         files: FileMedium::Memory,
         fresh: FreshMedium::EmulatedPool,
         compression: Compression::Lz4,
@@ -133,6 +141,7 @@ pub(super) static OPTION_SETS: [OptionSet; 9] = [
     },
     OptionSet {
         name: "emulated-four-leaves",
+        engine: EngineKind::LightKv,
         files: FileMedium::Memory,
         fresh: FreshMedium::EmulatedPool,
         compression: Compression::None,
@@ -143,6 +152,7 @@ pub(super) static OPTION_SETS: [OptionSet; 9] = [
     },
     OptionSet {
         name: "pool-files",
+        engine: EngineKind::LightKv,
         files: FileMedium::Directory,
         fresh: FreshMedium::PoolFiles,
         compression: Compression::Lz4,
@@ -151,7 +161,62 @@ pub(super) static OPTION_SETS: [OptionSet; 9] = [
         share: 1,
         tuning: || tuning((256 << 10, 4 << 10, 1 << 10), (16, 64, 4), (128, 16 << 10)),
     },
+    OptionSet {
+        name: "hikv-tiny",
+        engine: EngineKind::HiKv,
+        files: FileMedium::Memory,
+        fresh: FreshMedium::EmulatedPool,
+        compression: Compression::None,
+        compaction_size: 4,
+        splits: true,
+        share: 7,
+        tuning: || hash_tables(4, 8),
+    },
+    OptionSet {
+        name: "hikv-one-partition",
+        engine: EngineKind::HiKv,
+        files: FileMedium::Memory,
+        fresh: FreshMedium::EmulatedPool,
+        compression: Compression::None,
+        compaction_size: 4,
+        splits: true,
+        share: 7,
+        tuning: || hash_tables(1, 4),
+    },
+    OptionSet {
+        name: "hikv-directory",
+        engine: EngineKind::HiKv,
+        files: FileMedium::Directory,
+        fresh: FreshMedium::PoolFiles,
+        compression: Compression::None,
+        compaction_size: 4,
+        splits: true,
+        share: 1,
+        tuning: || hash_tables(2, 8),
+    },
 ];
+
+/// Sizes of the engine that keeps everything under hash tables: slabs are a page.
+fn hash_tables(partitions: usize, entries: usize) -> Tuning {
+    Tuning {
+        max_leaf_nodes: Some(partitions),
+        leaf_entries: Some(entries),
+        chunk_bytes: Some(4 << 10),
+        pool_bytes: Some(4 << 20),
+        ..Tuning::default()
+    }
+}
+
+impl OptionSet {
+    /// Whether a run long enough has met the mechanisms of its engine.
+    pub(super) fn has_met(&self, counters: &Counters) -> bool {
+        let splits = (counters.splits > 0) == self.splits;
+        match self.engine {
+            EngineKind::LightKv => counters.flushes > 0 && splits,
+            _ => splits,
+        }
+    }
+}
 
 /// The media of one store.
 #[derive(Debug)]
@@ -198,6 +263,7 @@ impl Medium {
 
     fn options_without_pool(&self) -> Options {
         let options = Options::new()
+            .engine(self.set.engine)
             .memory_budget(16 << 20)
             .compression(self.set.compression)
             .compaction_size(self.set.compaction_size)
@@ -219,8 +285,13 @@ impl Medium {
 
     /// Opens a checkpoint: a store without a pool.
     pub(super) fn open_checkpoint(&self, number: u64) -> Result<Db> {
-        self.options_without_pool()
-            .open(self.checkpoint_path(number))
+        let mut options = self.options_without_pool();
+        if self.set.engine == EngineKind::HiKv && self.backing.is_some() {
+            // It makes a pool of its own.
+            let medium = EmulatedMedium::new(EmulatedBacking::new());
+            options = options.pool_medium(PoolMedium::Emulated(medium));
+        }
+        options.open(self.checkpoint_path(number))
     }
 
     /// Whether power losses can be simulated.

@@ -202,10 +202,6 @@ pub(super) enum Place {
     Absent(usize),
 }
 
-/// How much room an insertion lacks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NoRoom;
-
 /// A node while a guard of the epoch keeps its memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node<'g> {
@@ -259,12 +255,6 @@ impl<'g> Node<'g> {
     #[inline]
     pub(super) fn lock(self, version: Version) -> Result<Locked<'g>, Restart> {
         lock(&self.words[VERSION], version)
-    }
-
-    /// Whether both are the same node.
-    #[inline]
-    pub(super) fn is(self, other: Node<'_>) -> bool {
-        std::ptr::eq(self.words.as_ptr(), other.words.as_ptr())
     }
 
     // What readers and the holder of the lock may do.
@@ -547,7 +537,7 @@ impl<'g> Node<'g> {
             let below = word & !(u64::MAX << shift);
             let above = (word & (u64::MAX << shift)) << SLOT_BITS;
             self.store(index, below | carry << shift | above);
-            carry = word >> (SLOTS_PER_GROUP - 1) * SLOT_BITS;
+            carry = word >> ((SLOTS_PER_GROUP - 1) * SLOT_BITS);
             shift = 0;
             index += SLOTS_PER_GROUP + 1;
         }
