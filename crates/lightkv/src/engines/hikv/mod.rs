@@ -5,4 +5,9 @@
 )]
 
 pub(crate) mod ordered_index;
+pub(crate) mod sampler;
 pub(crate) mod stripe;
+mod sync;
+pub(crate) mod threads;
+pub(crate) mod update_queue;
+pub(crate) mod wake;

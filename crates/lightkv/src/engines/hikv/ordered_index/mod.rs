@@ -408,5 +408,7 @@ impl Drop for OrderedIndex {
     }
 }
 
+#[cfg(all(test, loom))]
+mod loom_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;
