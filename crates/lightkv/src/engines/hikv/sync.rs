@@ -13,6 +13,11 @@ mod real {
     pub(crate) use crossbeam_utils::Backoff as Pause;
     pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
 
+    /// What loom lacks of sequential consistency: it takes such accesses for acquire and release ones,
+    /// and knows only fences. Nothing outside of models: there the accesses themselves are as strong.
+    #[inline]
+    pub(crate) fn model_fence() {}
+
     /// Waits for a notification.
     pub(crate) fn wait<'a, T>(
         condvar: &Condvar,
@@ -39,6 +44,10 @@ mod model {
 
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
     pub(crate) use loom::sync::{Condvar, MutexGuard};
+
+    pub(crate) fn model_fence() {
+        loom::sync::atomic::fence(Ordering::SeqCst);
+    }
 
     /// loom's, called like the real one.
     #[derive(Debug)]

@@ -38,7 +38,7 @@ use std::time::Duration;
 use crossbeam_utils::CachePadded;
 
 use self::gate::{Gate, Passage};
-use super::sync::{AtomicBool, AtomicU64, Ordering, Pause, Ring};
+use super::sync::{AtomicBool, AtomicU64, Ordering, Pause, Ring, model_fence};
 use super::wake::{Call, Event};
 
 mod gate;
@@ -191,6 +191,7 @@ impl UpdateQueues {
         let queue = &self.queues[self.queue_of(hash)];
         // SeqCst, both: points 1 and 2.
         let mut entered = queue.entered.fetch_add(1, Ordering::SeqCst) + 1;
+        model_fence();
         if !self.gate.is_open() {
             queue.leave();
             let enter = || entered = queue.entered.fetch_add(1, Ordering::SeqCst) + 1;

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, Ordering, Pause, wait, wait_for};
+use super::sync::{
+    AtomicBool, AtomicUsize, Condvar, Mutex, Ordering, Pause, model_fence, wait, wait_for,
+};
 
 /// Something changes now and then, and few wait for it.
 ///
@@ -35,6 +37,7 @@ impl Event {
             pause.snooze();
         }
         self.waiters.fetch_add(1, Ordering::SeqCst);
+        model_fence();
         let mut guard = self.lock.lock();
         while !condition() {
             guard = wait(&self.changed, guard);
@@ -45,6 +48,7 @@ impl Event {
 
     /// Lets all who wait look at their conditions.
     pub(crate) fn notify(&self) {
+        model_fence();
         if self.waiters.load(Ordering::SeqCst) > 0 {
             // A waiter looks and begins to sleep under the lock; so it sleeps now, or looks later.
             drop(self.lock.lock());
@@ -77,6 +81,7 @@ impl Call {
     pub(crate) fn sleep(&self, may_sleep: impl Fn() -> bool) {
         // SeqCst, as in `Event`: who pushes counts its request and then looks for sleepers.
         self.is_asleep.store(true, Ordering::SeqCst);
+        model_fence();
         if may_sleep() {
             let mut is_rung = self.is_rung.lock();
             while !*is_rung {
@@ -107,6 +112,7 @@ impl Call {
     /// Wakes the thread if it sleeps, or if it naps and there is much to do. One of many callers does it.
     #[inline]
     pub(crate) fn ring(&self, is_much: bool) {
+        model_fence();
         if self.is_asleep.load(Ordering::SeqCst)
             || is_much && self.is_napping.load(Ordering::SeqCst)
         {

@@ -1,6 +1,6 @@
 //! The gate in front of the queues: scans close it, writers who find it closed wait.
 
-use super::super::sync::{AtomicUsize, Condvar, Mutex, Ordering, wait};
+use super::super::sync::{AtomicUsize, Condvar, Mutex, Ordering, model_fence, wait};
 use super::Stopped;
 
 /// The gate. Writers look at one word; the rest is for those who wait.
@@ -75,6 +75,7 @@ impl Gate {
         state.closers += 1;
         // SeqCst: as in `is_open`.
         self.closed.fetch_add(1, Ordering::SeqCst);
+        model_fence();
         Ok(())
     }
 
@@ -93,6 +94,7 @@ impl Gate {
         let mut state = self.state.lock();
         state.is_stopped = true;
         self.closed.fetch_or(STOPPED, Ordering::SeqCst);
+        model_fence();
         self.changed.notify_all();
     }
 
