@@ -139,6 +139,7 @@ impl Configuration {
             }),
             identity: Some(0x1D_5EED),
             inline_background: true,
+            ..Tuning::default()
         };
         let mut options = Options::new()
             .engine(self.engine)

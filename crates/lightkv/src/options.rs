@@ -117,6 +117,11 @@ pub struct Tuning {
     /// [`Db::compact`], [`Db::checkpoint`], [`Db::close`], a write without room) and by [`Db::sync`], in an
     /// order that depends on nothing but the calls. Only for one thread that uses the store.
     pub inline_background: bool,
+    /// Writers change the ordered index of a hash-indexed engine themselves, instead of by way of queues (the paper's
+    /// `HiKV_sync`).
+    pub synchronous_index: bool,
+    /// A number of threads behind those queues that does not adapt (the paper's `HiKV-8-8` and `HiKV-12-4`).
+    pub index_threads: Option<usize>,
 }
 
 /// What stands in for persistent memory when a pool is asked for. Not part of the stable API.

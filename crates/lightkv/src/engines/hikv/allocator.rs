@@ -146,6 +146,8 @@ impl SlabState {
 struct Stripe {
     /// Free slots by class.
     cached: Vec<Vec<u64>>,
+    /// Places that readers have left; they wait for the next writer.
+    returned: Vec<u64>,
     /// Bytes of slots handed out through this stripe, less those given back through it.
     used_bytes: i64,
 }
@@ -168,8 +170,10 @@ pub(crate) struct Allocator {
     /// Slabs with free slots, by class.
     lists: Box<[Mutex<Vec<u32>>]>,
     stripes: Box<[CachePadded<Mutex<Stripe>>]>,
-    /// Bytes of slots that wait for the readers of their last item.
+    /// Bytes of slots that wait for the readers of their last item, or for a writer that takes them back.
     retired_bytes: AtomicU64,
+    /// Runs without items that readers have left.
+    returned_runs: Mutex<Vec<Run>>,
     /// Set when the store goes away: the pool may have another owner then. Held to give space back.
     closed: RwLock<bool>,
 }
@@ -180,6 +184,7 @@ impl Allocator {
         let slabs_max = (pool.max_bytes() / UNIT_BYTES) as usize;
         let stripe = || Stripe {
             cached: vec![Vec::new(); CLASSES_MAX],
+            returned: Vec::new(),
             used_bytes: 0,
         };
         Arc::new(Self {
@@ -193,6 +198,7 @@ impl Allocator {
                 .map(|_| CachePadded::new(Mutex::new(stripe())))
                 .collect(),
             retired_bytes: AtomicU64::new(0),
+            returned_runs: Mutex::default(),
             closed: RwLock::new(false),
             slab_units: (slab_bytes / UNIT_BYTES).max(1) as u32,
             pool,
@@ -223,13 +229,15 @@ impl Allocator {
     /// A place for `len_bytes`, a multiple of 16; `None` if the pool is full. To be given to [`Allocator::publish`]
     /// after the caller's next fence, or to [`Allocator::abandon`].
     pub(crate) fn allocate(&self, len_bytes: u64, fresh: &mut Fresh) -> Result<Option<u64>> {
+        let mut stripe = self.stripe().lock();
+        self.take_back(&mut stripe);
         if !self.is_small(len_bytes) {
-            return self.allocate_large(len_bytes);
+            return self.allocate_large(&mut stripe, len_bytes);
         }
         let class = class_of(len_bytes);
-        let bytes = slot_bytes(class);
-        let mut stripe = self.stripe().lock();
-        let Stripe { cached, used_bytes } = &mut *stripe;
+        let Stripe {
+            cached, used_bytes, ..
+        } = &mut *stripe;
         if cached[class].is_empty() {
             self.take_from_slabs(class, &mut cached[class]);
         }
@@ -238,19 +246,28 @@ impl Allocator {
             None => self.take_fresh(class, fresh)?,
         };
         if place.is_some() {
-            *used_bytes += bytes as i64;
+            *used_bytes += slot_bytes(class) as i64;
         }
         Ok(place)
     }
 
-    fn allocate_large(&self, len_bytes: u64) -> Result<Option<u64>> {
+    fn allocate_large(&self, stripe: &mut Stripe, len_bytes: u64) -> Result<Option<u64>> {
         let units = u32::try_from(len_bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX);
         let Some(run) = self.allocate_run(units, KIND_LARGE)? else {
             return Ok(None);
         };
         self.add_slab(run, LARGE, false);
-        self.stripe().lock().used_bytes += run.len_bytes as i64;
+        stripe.used_bytes += run.len_bytes as i64;
         Ok(Some(run.offset))
+    }
+
+    /// Frees what readers have left.
+    fn take_back(&self, stripe: &mut Stripe) {
+        while let Some(place) = stripe.returned.pop() {
+            let bytes = self.place_bytes(place).unwrap_or(0);
+            self.free_in(stripe, place);
+            self.retired_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
     }
 
     /// Moves free slots of slabs into a stripe.
@@ -370,16 +387,19 @@ impl Allocator {
     }
 
     /// Gives a place back. Nothing durable leads to it, and nobody reads it any more.
-    pub(crate) fn free(&self, place: u64) {
+    fn free(&self, place: u64) {
+        self.free_in(&mut self.stripe().lock(), place);
+    }
+
+    fn free_in(&self, stripe: &mut Stripe, place: u64) {
         let Some(number) = self.pages.get(place) else {
             return;
         };
         let class = self.slab(number).class.load(Ordering::Relaxed);
         if class == LARGE {
-            return self.free_large(number);
+            return self.free_large(stripe, number);
         }
         let class = class as usize;
-        let mut stripe = self.stripe().lock();
         stripe.used_bytes -= slot_bytes(class) as i64;
         let cached = &mut stripe.cached[class];
         cached.push(place);
@@ -389,12 +409,12 @@ impl Allocator {
         }
     }
 
-    fn free_large(&self, number: u32) {
+    fn free_large(&self, stripe: &mut Stripe, number: u32) {
         let closed = self.closed.read();
         let Some(run) = self.slab(number).state.lock().run.take() else {
             return;
         };
-        self.stripe().lock().used_bytes -= run.len_bytes as i64;
+        stripe.used_bytes -= run.len_bytes as i64;
         self.pages.set(run, NO_SLAB);
         self.numbers.lock().1.push(number);
         if !*closed {
@@ -438,7 +458,9 @@ impl Allocator {
 
     /// Gives everything back to the pool that holds no item: for a pool that is full.
     pub(crate) fn trim(&self) {
+        self.take_back_runs();
         for stripe in &self.stripes {
+            self.take_back(&mut stripe.lock());
             for class in 0..CLASSES_MAX {
                 let places = std::mem::take(&mut stripe.lock().cached[class]);
                 self.give_to_slabs(class, &places, 0);
@@ -458,16 +480,17 @@ impl Allocator {
     }
 
     /// Frees a place when everybody who may read it now has ended.
+    ///
+    /// What is put off here may be done by any thread, also by one that only reads; so it stores nothing to the pool.
+    /// The next writer of this thread's stripe does.
     #[inline]
     pub(crate) fn retire(self: &Arc<Self>, place: u64, guard: &Guard) {
         let allocator = self.clone();
         let bytes = self.place_bytes(place).unwrap_or(0);
-        // Relaxed: a sum for statistics and for `verify`, which stops all writers.
+        // Relaxed: a sum for statistics and for `verify`, which looks twice.
         self.retired_bytes.fetch_add(bytes, Ordering::Relaxed);
-        guard.defer(move || {
-            allocator.free(place);
-            allocator.retired_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        });
+        let stripe = thread_number() % STRIPES;
+        guard.defer(move || allocator.stripes[stripe].lock().returned.push(place));
     }
 
     /// A run of the pool; `None` if the pool is full. Durable with the caller's next fence.
@@ -487,11 +510,19 @@ impl Allocator {
         }
     }
 
-    /// Gives a run that holds no items back to the pool when its readers have ended.
+    /// Gives a run that holds no items back to the pool when its readers have ended; as [`Allocator::retire`].
     pub(crate) fn retire_run(self: &Arc<Self>, run: Run, guard: &Guard) {
         let allocator = self.clone();
         let run = Box::new(run);
-        guard.defer(move || allocator.free_run(*run));
+        guard.defer(move || allocator.returned_runs.lock().push(*run));
+    }
+
+    /// Gives runs back that readers have left.
+    pub(crate) fn take_back_runs(&self) {
+        let runs = std::mem::take(&mut *self.returned_runs.lock());
+        for run in runs {
+            self.free_run(run);
+        }
     }
 
     /// Bytes of the slot at a place; `None` if no slot begins there.
@@ -516,7 +547,7 @@ impl Allocator {
         sum.max(0) as u64
     }
 
-    /// Bytes of slots that wait for readers.
+    /// Bytes of slots that wait for readers, or to be taken back.
     pub(crate) fn retired_bytes(&self) -> u64 {
         self.retired_bytes.load(Ordering::Relaxed)
     }

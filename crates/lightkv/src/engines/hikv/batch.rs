@@ -316,12 +316,13 @@ impl Store {
         redo::disarm(self.pool(), record);
         for plan in planned {
             let operation = &operations[plan.operation];
+            let sequence = first + plan.operation as u64;
             match (plan.old, operation.place) {
-                (None, _) => self.keys.insert(operation.key, operation.hash),
+                (None, _) => self.note(self.keys.insert(operation.key, operation.hash, sequence)),
                 (Some(_), None) => {
                     locked.tables[plan.operation].lower(plan.slot);
                     locked.groups[plan.group].used -= 1;
-                    self.keys.remove(operation.key, operation.hash);
+                    self.note(self.keys.remove(operation.key, operation.hash, sequence));
                 }
                 (Some(_), Some(_)) => {}
             }

@@ -35,7 +35,7 @@ pub(crate) fn write(engine: &std::sync::Arc<HiKv>, directory: &Path) -> Result<(
         start: Vec::new(),
         end: None,
     };
-    let mut scan = StoreScan::new(engine.clone(), everything, None);
+    let mut scan = StoreScan::new(engine.clone(), everything, None)?;
     vfs.create_directory(directory)
         .map_err(|error| io(directory, "create", error))?;
     let header = Header {

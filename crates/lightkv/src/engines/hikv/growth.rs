@@ -21,6 +21,7 @@ impl Store {
         let partition = self.index.partition(number);
         let table = partition.table(guard);
         let lines_log2 = table.lines_log2() + 1;
+        self.allocator.take_back_runs();
         let run = self.with_space(|| {
             let units = table_units(lines_log2);
             self.allocator.allocate_run(units, KIND_TABLE)

@@ -1,38 +1,151 @@
-//! The keys in order, in memory, for scans.
+//! The keys in order, in memory, for scans; and how they follow the writers (the paper, section 3.2).
 //!
 //! The paper's tree maps a key to the position of its item, so an update changes it too. Ours maps a key to its hash, by
 //! which the hash index has the position: then an update leaves the tree alone, the position that a scan follows is
 //! always the present one, and an item's space can be used again without asking the tree.
+//!
+//! Writers of new keys and deletes put what they did into a queue, under the lock of the key's group, so that the changes of
+//! a key come in order; back-end threads bring it into the tree. A scan first waits for what was queued before its moment. The
+//! paper's scan closes the queues meanwhile; ours has a moment, and need not.
 
 use std::ops::Bound;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::ordered_index::{EntryBatch, OrderedIndex};
+use super::sampler::{Operation, Sampler, Timer};
+use super::threads::{BackEnd, BackEndOptions};
+use super::update_queue::{Stopped, Update, UpdateQueues};
+use crate::{Error, Result};
+
+/// Requests in all queues together (the paper, section 4).
+const QUEUE_CAPACITY: usize = 4096;
+/// Queues, at most.
+const QUEUES_MAX: usize = 16;
+
+/// How the tree follows the writers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FollowOptions {
+    /// Writers change the tree themselves: the paper's `HiKV_sync`, and stores without threads.
+    pub(crate) is_synchronous: bool,
+    /// A number of back-end threads that does not adapt.
+    pub(crate) threads: Option<usize>,
+}
 
 /// All keys of the store.
 #[derive(Debug)]
 pub(crate) struct KeyIndex {
-    index: OrderedIndex,
+    index: Arc<OrderedIndex>,
+    sampler: Arc<Sampler>,
+    /// `None` where writers change the tree themselves.
+    queues: Option<Arc<UpdateQueues>>,
+    threads: Mutex<Option<BackEnd>>,
+}
+
+/// The error after a change of the tree was lost: scans would miss it, so nothing is acknowledged any more.
+fn lost(_: Stopped) -> Error {
+    Error::Poisoned {
+        reason: "the key index has stopped".into(),
+    }
 }
 
 impl KeyIndex {
-    pub(crate) fn new(index: OrderedIndex) -> Self {
-        Self { index }
+    /// Starts the back-end threads.
+    ///
+    /// # Errors
+    /// The system has no more threads.
+    pub(crate) fn start(index: OrderedIndex, options: FollowOptions) -> std::io::Result<Self> {
+        let index = Arc::new(index);
+        let sampler = Arc::new(Sampler::default());
+        let mut keys = Self {
+            index: index.clone(),
+            sampler: sampler.clone(),
+            queues: None,
+            threads: Mutex::new(None),
+        };
+        if options.is_synchronous {
+            return Ok(keys);
+        }
+        let threads_total = std::thread::available_parallelism().map_or(2, usize::from);
+        let count = threads_total.min(QUEUES_MAX);
+        let queues = UpdateQueues::new(count, QUEUE_CAPACITY, move |update| apply(&index, update));
+        let queues = Arc::new(queues);
+        let options = BackEndOptions {
+            threads_total,
+            fixed: options.threads,
+        };
+        let threads = BackEnd::start(queues.clone(), sampler, options)?;
+        keys.queues = Some(queues);
+        *keys.threads.get_mut() = Some(threads);
+        Ok(keys)
+    }
+
+    /// Begins an operation that may be timed: how many back-end threads work follows from that.
+    #[inline]
+    pub(crate) fn time(&self, operation: Operation) -> Timer<'_> {
+        self.sampler.begin(operation)
     }
 
     /// A key that is new in the hash index. Its group is locked, so that the changes of a key come in order.
     #[inline]
-    pub(crate) fn insert(&self, key: &[u8], hash: u64) {
-        self.index.insert(key, hash);
+    pub(crate) fn insert(&self, key: &[u8], hash: u64, sequence: u64) -> Result<()> {
+        self.change(
+            hash,
+            Update::Put {
+                key: key.into(),
+                position: hash,
+                sequence,
+            },
+        )
     }
 
     /// A key that has left the hash index; as [`KeyIndex::insert`].
     #[inline]
-    pub(crate) fn remove(&self, key: &[u8], _hash: u64) {
-        self.index.remove(key);
+    pub(crate) fn remove(&self, key: &[u8], hash: u64, sequence: u64) -> Result<()> {
+        let key = key.into();
+        self.change(hash, Update::Remove { key, sequence })
     }
 
-    /// Returns when every change before the call is in the index.
-    pub(crate) fn settle(&self) {}
+    #[inline]
+    fn change(&self, hash: u64, update: Update) -> Result<()> {
+        match &self.queues {
+            Some(queues) => queues.push(hash, update).map_err(lost),
+            None => {
+                apply(&self.index, update);
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns when every change before the call is in the tree.
+    pub(crate) fn settle(&self) -> Result<()> {
+        self.queues
+            .as_ref()
+            .map_or(Ok(()), |queues| queues.drain().map_err(lost))
+    }
+
+    /// Does something while the tree has every change and gets no other. Must not change it.
+    pub(crate) fn while_closed<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let queues = self.queues.as_ref();
+        let _closed = queues
+            .map(|queues| queues.close_and_drain().map_err(lost))
+            .transpose()?;
+        work()
+    }
+
+    /// Brings everything into the tree and ends the threads.
+    pub(crate) fn stop(&self) -> Result<()> {
+        match self.threads.lock().take() {
+            Some(threads) => threads.stop().map_err(lost),
+            None => Ok(()),
+        }
+    }
+
+    /// Changes that are not in the tree yet.
+    pub(crate) fn pending(&self) -> u64 {
+        self.queues.as_ref().map_or(0, |queues| queues.pending())
+    }
 
     /// Whether the key is there.
     pub(crate) fn contains(&self, key: &[u8]) -> bool {
@@ -54,6 +167,17 @@ impl KeyIndex {
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.index.memory_bytes()
+        let queues = self
+            .queues
+            .as_ref()
+            .map_or(0, |queues| queues.memory_bytes());
+        self.index.memory_bytes() + queues
     }
+}
+
+fn apply(index: &OrderedIndex, update: Update) {
+    match update {
+        Update::Put { key, position, .. } => index.insert(&key, position),
+        Update::Remove { key, .. } => index.remove(&key),
+    };
 }

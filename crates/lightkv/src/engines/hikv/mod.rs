@@ -20,6 +20,7 @@
 //! | `items`, `item_layout`, `allocator`, `size_classes` | keys and values, and their space |
 //! | `redo`, `redo_layout` | batches that are whole after a crash |
 //! | `key_index`, `ordered_index` | the keys in order, in memory |
+//! | `update_queue`, `threads`, `sampler`, `wake`, `stripe`, `sync` | how they follow the writers |
 //! | `versions` | what snapshots and scans may still read |
 //! | `open`, `recovery`, `key_image`, `checkpoint`, `entry_file` | how what survives comes back |
 //!
@@ -64,15 +65,21 @@ mod recovery;
 mod redo;
 mod redo_layout;
 mod root_layout;
+mod sampler;
 mod scan;
 mod size_classes;
 mod statistics;
 mod store;
 mod stripe;
+mod sync;
+mod threads;
+mod update_queue;
 mod verify;
 mod versions;
+mod wake;
 mod write;
 
+use sampler::Operation;
 use scan::StoreScan;
 use store::Store;
 
@@ -121,10 +128,9 @@ impl HiKv {
         let store = &self.store;
         // Growths and batches have announced themselves, too.
         store.in_flight.wait(u64::MAX - 1);
-        store.keys.settle();
+        let mut outcome = store.keys.stop();
         self.wait_for_readers();
-        let mut outcome = Ok(());
-        if is_clean {
+        if is_clean && outcome.is_ok() {
             if let Err(error) = store.write_key_image() {
                 // The next open takes longer, and nothing else.
                 tracing::warn!(%error, "no image of the keys was written");
@@ -146,11 +152,13 @@ impl HiKv {
 impl Engine for HiKv {
     #[inline]
     fn get(&self, key: &[u8], at: Option<u64>) -> Result<Option<Value>> {
+        let _timer = self.store.keys.time(Operation::Get);
         self.store.get(key, at)
     }
 
     #[inline]
     fn write_one(&self, key: &[u8], value: Option<&[u8]>, options: WriteOptions) -> Result<()> {
+        let _timer = self.store.keys.time(Operation::Write);
         self.store.write_one(key, value, options)
     }
 
@@ -160,7 +168,7 @@ impl Engine for HiKv {
 
     fn scan(self: Arc<Self>, range: KeyRange, at: Option<u64>) -> Result<Box<dyn EngineScan>> {
         self.check_open()?;
-        Ok(Box::new(StoreScan::new(self, range, at)))
+        Ok(Box::new(StoreScan::new(self, range, at)?))
     }
 
     fn acquire_snapshot(&self) -> u64 {
@@ -180,8 +188,7 @@ impl Engine for HiKv {
     fn flush(&self) -> Result<()> {
         // All data is where it stays; the key index is brought up to date.
         self.store.health.check()?;
-        self.store.keys.settle();
-        Ok(())
+        self.store.keys.settle()
     }
 
     fn compact(&self, _range: &KeyRange) -> Result<()> {

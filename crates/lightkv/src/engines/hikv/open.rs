@@ -17,7 +17,7 @@ use super::checkpoint::CHECKPOINT_NAME;
 use super::growth::table_units;
 use super::hash_index::{GrowingTable, HashIndex, Table};
 use super::items::Items;
-use super::key_index::KeyIndex;
+use super::key_index::{FollowOptions, KeyIndex};
 use super::ordered_index::OrderedIndex;
 use super::recovery::{self, Recovered};
 use super::redo::RedoSpace;
@@ -102,7 +102,8 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
         items,
         allocator,
     };
-    let store = Arc::new(new_store(parts, recovered, &state, options));
+    let store = new_store(parts, recovered, &state, options);
+    let store = Arc::new(store.map_err(|error| io(directory, "start a thread for", error))?);
     *store.lock.lock() = Some(lock);
     if is_new {
         store.import_checkpoint()?;
@@ -222,9 +223,13 @@ fn new_store(
     recovered: Recovered,
     state: &ManifestState,
     options: &Options,
-) -> Store {
+) -> std::io::Result<Store> {
     let tables: Vec<Table> = recovered.tables;
-    Store {
+    let follow = FollowOptions {
+        is_synchronous: options.tuning.inline_background || options.tuning.synchronous_index,
+        threads: options.tuning.index_threads,
+    };
+    Ok(Store {
         directory: parts.directory,
         pool_directory: parts.pool_directory,
         vfs: options.vfs.clone(),
@@ -236,7 +241,7 @@ fn new_store(
         allocator: parts.allocator,
         index: HashIndex::new(tables),
         growing: Mutex::new(()),
-        keys: KeyIndex::new(recovered.keys),
+        keys: KeyIndex::start(recovered.keys, follow)?,
         redo: RedoSpace::default(),
         last_sequence: CachePadded::new(SequenceCounter::new(recovered.last_sequence)),
         recovered_through: recovered.last_sequence,
@@ -250,7 +255,7 @@ fn new_store(
         new_keys: AtomicU64::new(0),
         checkpointing: Mutex::new(()),
         lock: Mutex::new(None),
-    }
+    })
 }
 
 impl Store {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use super::HiKv;
 use super::ordered_index::EntryBatch;
+use super::sampler::Operation;
 use crate::db::KeyRange;
 use crate::engine::EngineScan;
 use crate::{Error, Key, Result, Value};
@@ -52,12 +53,10 @@ pub(crate) struct StoreScan {
 }
 
 impl StoreScan {
-    pub(crate) fn new(engine: Arc<HiKv>, range: KeyRange, at: Option<u64>) -> Self {
+    pub(crate) fn new(engine: Arc<HiKv>, range: KeyRange, at: Option<u64>) -> Result<Self> {
         let is_empty = range.is_empty();
         let moment = at.unwrap_or_else(|| engine.store.acquire_moment());
-        // Everything up to the moment was handed to the key index before.
-        engine.store.keys.settle();
-        Self {
+        let scan = Self {
             moment,
             owns_moment: at.is_none(),
             lower: Bound::Included(range.start),
@@ -67,7 +66,10 @@ impl StoreScan {
             back: End::new(),
             batch: EntryBatch::new(),
             engine,
-        }
+        };
+        // Everything up to the moment was handed to the key index before.
+        scan.engine.store.keys.settle()?;
+        Ok(scan)
     }
 
     /// Keys and hashes that come next at one end, in the order of that end; shortens what is left to read by them.
@@ -132,16 +134,19 @@ impl StoreScan {
         while !self.is_exhausted {
             let keys = self.take_keys(reverse);
             let store = &self.engine.store;
+            let _timer = store.keys.time(Operation::Scan);
             let guard = crossbeam_epoch::pin();
             if store.health.is_closed() {
                 return Err(Error::Closed);
             }
-            // All lines are on their way before the first one is needed.
+            // All lines, and then all items, are on their way before the first one is needed.
             for (_, hash) in &keys {
-                store
-                    .index
-                    .table(*hash, &guard)
-                    .prefetch(store.pool(), *hash);
+                let table = store.index.table(*hash, &guard);
+                table.prefetch(store.pool(), *hash);
+            }
+            for (_, hash) in &keys {
+                let table = store.index.table(*hash, &guard);
+                table.prefetch_item(store.pool(), *hash);
             }
             let end = if reverse {
                 &mut self.back

@@ -30,6 +30,7 @@ impl Store {
             buffer_bytes: self.allocator.used_bytes(),
             index_bytes_memory: self.index_memory_bytes(),
             partitions: self.index.len() as u64,
+            pending_jobs: self.keys.pending(),
             space_bytes: self.pool().size_bytes() + self.manifest.len_bytes(),
             ..Levels::default()
         };

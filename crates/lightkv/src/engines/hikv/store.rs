@@ -118,6 +118,15 @@ impl Store {
         }
     }
 
+    /// What became of a change of the key index. Its entry is durable, so the write is done; but if scans will not see
+    /// it no later one is acknowledged.
+    #[inline]
+    pub(crate) fn note(&self, changed: Result<()>) {
+        if let Err(error) = changed {
+            self.health.poison(&error);
+        }
+    }
+
     /// The error of a pool that is full.
     pub(crate) fn no_space(&self) -> Error {
         Error::NoSpace {

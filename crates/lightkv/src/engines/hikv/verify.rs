@@ -114,13 +114,12 @@ impl Store {
         if locked.iter().flatten().any(|group| group.is_dead) {
             return Ok(None);
         }
-        self.keys.settle();
         let used = locked
             .iter()
             .flatten()
             .map(|group| u64::from(group.used))
             .sum();
-        self.verify_keys(&tables, used)?;
+        self.keys.while_closed(|| self.verify_keys(&tables, used))?;
         Ok(Some(Space {
             last_sequence: self.last_sequence.load(Ordering::SeqCst),
             reached_bytes: self.reached_bytes(&tables)?,

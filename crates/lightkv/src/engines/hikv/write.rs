@@ -191,7 +191,7 @@ impl Store {
         self.set_entry(slot, hash, place);
         self.pool().fence();
         if old.is_none() {
-            self.keys.insert(key, hash);
+            self.note(self.keys.insert(key, hash, sequence));
         }
         drop(announcement);
         drop(group);
@@ -273,7 +273,7 @@ impl Store {
             self.pool().fence();
             table.lower(slot);
             group.used -= 1;
-            self.keys.remove(key, hash);
+            self.note(self.keys.remove(key, hash, sequence));
             drop(announcement);
             drop(group);
             if !is_kept {

@@ -22,7 +22,7 @@ const LEAF: u64 = 1 << 5;
 const LINES_MASK: u64 = LEAF - 1;
 const TAGS: u64 = LINE_BYTES as u64 - 1;
 
-const _: () = assert!(LINES_MAX as u64 == LINES_MASK + 1);
+const _: () = assert!(LINES_MAX as u64 <= LINES_MASK + 1);
 
 /// The address of a node with its tags; means something only as long as the node is not retired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -48,7 +48,6 @@ use self::sync::{Backoff, pin};
 use self::version_lock::{Restart, Version};
 
 pub(crate) use self::batch::EntryBatch;
-#[expect(unused_imports, reason = "recovery is not wired yet")]
 pub(crate) use self::bulk::{SortedPart, SortedPartBuilder};
 
 /// A map from keys to positions, ordered by key. See the head of this file.
@@ -411,5 +410,7 @@ impl Drop for OrderedIndex {
     }
 }
 
+#[cfg(all(test, loom))]
+mod loom_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;

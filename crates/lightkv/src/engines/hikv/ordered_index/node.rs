@@ -40,8 +40,8 @@ use super::version_lock::{Locked, Restart, Version, lock, read, validate};
 
 /// Words of a cache line.
 pub(super) const WORDS_PER_LINE: usize = 8;
-/// Nodes have up to this many cache lines, 2 KiB.
-pub(super) const LINES_MAX: usize = 32;
+/// Nodes have up to this many cache lines, 2 KiB; two in models, so that few keys make a tree.
+pub(super) const LINES_MAX: usize = if cfg!(loom) { 2 } else { 32 };
 pub(super) const WORDS_MAX: usize = LINES_MAX * WORDS_PER_LINE;
 /// Longest prefix that keys of a node share, in bytes. What they have in common behind it is stored with each.
 pub(super) const PREFIX_LEN_MAX: usize = 120;

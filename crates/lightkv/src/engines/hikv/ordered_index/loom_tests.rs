@@ -1,0 +1,211 @@
+//! The tree beside a writer, with every value that the memory model lets a load return (loom).
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test --release -p lightkv --lib ordered_index::loom_tests
+//! ```
+//!
+//! Readers store nothing, so every execution equals one in which the writer runs first and the
+//! reader's loads then return stores of any age that its causality allows. So the writer runs to its end, tells the
+//! reader so without synchronizing with it, and loom chooses the values. Nodes are two cache lines
+//! at the most here, so that few keys make a tree.
+
+use loom::sync::Arc;
+use loom::thread;
+
+use super::sync::{AtomicU64, Ordering};
+use super::version_lock::{lock, read, validate};
+use super::*;
+
+fn check<T: Send + Sync + 'static>(setup: fn() -> T, writer: fn(&T), reader: fn(&T)) {
+    loom::model(move || {
+        let shared = Arc::new(setup());
+        let is_done = Arc::new(AtomicU64::new(0));
+        let thread = thread::spawn({
+            let (shared, is_done) = (Arc::clone(&shared), Arc::clone(&is_done));
+            move || {
+                writer(&shared);
+                is_done.store(1, Ordering::Relaxed);
+            }
+        });
+        while is_done.load(Ordering::Relaxed) == 0 {
+            thread::yield_now();
+        }
+        reader(&shared);
+        thread.join().unwrap();
+    });
+}
+
+/// A version and two words that are always equal.
+type Pair = (AtomicU64, [AtomicU64; 2]);
+
+fn pair() -> Pair {
+    (AtomicU64::new(0), [AtomicU64::new(0), AtomicU64::new(0)])
+}
+
+fn write_pair(pair: &Pair, value: u64) {
+    if let Ok(_locked) = read(&pair.0).and_then(|version| lock(&pair.0, version)) {
+        for word in &pair.1 {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+}
+
+/// `None` if it was disturbed.
+fn read_pair(pair: &Pair) -> Option<[u64; 2]> {
+    let version = read(&pair.0).ok()?;
+    let values = [0, 1].map(|index| pair.1[index].load(Ordering::Relaxed));
+    validate(&pair.0, version).ok()?;
+    Some(values)
+}
+
+/// Points 1 and 2 of `version_lock`.
+#[test]
+fn a_validated_reading_belongs_together() {
+    check(
+        pair,
+        |pair| {
+            write_pair(pair, 1);
+            write_pair(pair, 2);
+        },
+        |pair| {
+            if let Some([first, second]) = read_pair(pair) {
+                assert_eq!(first, second);
+            }
+        },
+    );
+}
+
+/// Point 3: of two writers that looked at the same state, one starts over.
+#[test]
+fn no_change_is_lost() {
+    loom::model(|| {
+        let pair = Arc::new(pair());
+        let add = |pair: &Pair| {
+            loop {
+                let added = read(&pair.0).and_then(|version| {
+                    let value = pair.1[0].load(Ordering::Relaxed);
+                    let _locked = lock(&pair.0, version)?;
+                    pair.1[0].store(value + 1, Ordering::Relaxed);
+                    Ok(())
+                });
+                if added.is_ok() {
+                    return;
+                }
+                thread::yield_now();
+            }
+        };
+        let other = thread::spawn({
+            let pair = Arc::clone(&pair);
+            move || add(&pair)
+        });
+        add(&pair);
+        other.join().unwrap();
+        assert_eq!(pair.1[0].load(Ordering::Relaxed), 2);
+    });
+}
+
+fn tree(keys: impl Iterator<Item = u8>) -> OrderedIndex {
+    OrderedIndex::from_sorted(keys.map(|key| ([key], u64::from(key))))
+}
+
+/// All keys, batch by batch.
+fn keys(index: &OrderedIndex, reverse: bool) -> Vec<u8> {
+    let mut batch = EntryBatch::new();
+    let mut keys = Vec::new();
+    index.batch_from(Bound::Unbounded, reverse, &mut batch);
+    while !batch.is_empty() {
+        for (key, position) in batch.iter() {
+            assert_eq!(position, u64::from(key[0]));
+            keys.push(key[0]);
+        }
+        index.next_batch(&mut batch);
+    }
+    if reverse {
+        keys.reverse();
+    }
+    keys
+}
+
+/// An insertion moves entries within a leaf.
+#[test]
+fn get_beside_an_insertion() {
+    check(
+        || tree([2, 4, 6].into_iter()),
+        |index| assert_eq!(index.insert(&[3], 3), None),
+        |index| {
+            assert_eq!(index.get(&[4]), Some(4));
+            assert!([None, Some(3)].contains(&index.get(&[3])));
+        },
+    );
+}
+
+#[test]
+fn get_beside_a_removal() {
+    check(
+        || tree([2, 4, 6].into_iter()),
+        |index| assert_eq!(index.remove(&[2]), Some(2)),
+        |index| {
+            assert_eq!(index.get(&[4]), Some(4));
+            assert!([None, Some(2)].contains(&index.get(&[2])));
+        },
+    );
+}
+
+/// The root is a leaf that is full; the tree gets an inner node and two leaves.
+#[test]
+fn get_beside_a_split_of_the_root() {
+    check(
+        || tree((0..6).map(|key| 2 * key)),
+        |index| assert_eq!(index.insert(&[5], 5), None),
+        |index| {
+            assert_eq!(index.get(&[10]), Some(10));
+            assert!([None, Some(5)].contains(&index.get(&[5])));
+        },
+    );
+}
+
+/// A leaf below an inner node splits.
+#[test]
+fn scan_beside_a_split() {
+    check(
+        || tree((0..12).map(|key| 2 * key)),
+        |index| assert_eq!(index.insert(&[5], 5), None),
+        |index| {
+            let mut seen = keys(index, false);
+            seen.retain(|key| *key != 5);
+            assert_eq!(seen, (0..12).map(|key| 2 * key).collect::<Vec<_>>());
+        },
+    );
+}
+
+/// A leaf disappears, its neighbour takes over its range and gets a key of it.
+#[test]
+fn scan_beside_a_merge() {
+    for reverse in [false, true] {
+        let reader = if reverse {
+            |index: &OrderedIndex| check_merged(&keys(index, true))
+        } else {
+            |index: &OrderedIndex| check_merged(&keys(index, false))
+        };
+        check(
+            || {
+                let index = tree(0..7);
+                for key in [0, 1, 2, 3] {
+                    index.remove(&[key]);
+                }
+                index
+            },
+            |index| {
+                assert_eq!(index.remove(&[4]), Some(4));
+                assert_eq!(index.insert(&[3], 3), None);
+            },
+            reader,
+        );
+    }
+}
+
+/// 5 and 6 stay, 4 goes, then 3 comes; each at most once, in order.
+fn check_merged(seen: &[u8]) {
+    assert!(seen.is_sorted_by(|a, b| a < b), "{seen:?}");
+    assert!(seen.ends_with(&[5, 6]), "{seen:?}");
+}
