@@ -1,6 +1,7 @@
 //! The engine HiKV: what is its own. What all engines have in common is in the other modules.
 
 mod costs;
+mod damage;
 
 use std::path::Path;
 
@@ -233,13 +234,15 @@ fn a_sync_is_refused_where_entries_tear() {
 }
 
 /// Opens what a power loss leaves, again and again: whatever was under way, all space that is in use is reached.
+/// `LIGHTKV_HIKV_CRASHES` sets how often.
 #[test]
 fn nothing_leaks_in_crashes() {
     let directory = tempfile::tempdir().unwrap();
     let path = |round: u64| directory.path().join(format!("store-{round}"));
     let mut backing = EmulatedBacking::new();
     let mut db = small(&backing).open(path(0)).unwrap();
-    let rounds = 200;
+    let rounds =
+        std::env::var("LIGHTKV_HIKV_CRASHES").map_or(200, |text| text.parse().expect("a number"));
     for round in 0..rounds {
         for number in 0..60 {
             let number = (round * 37 + number * 11) % 400;
@@ -270,7 +273,7 @@ fn nothing_leaks_in_crashes() {
 }
 
 fn copy_files(from: &Path, to: &Path) {
-    std::fs::create_dir(to).unwrap();
+    std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
         if entry.file_type().unwrap().is_file() && entry.file_name() != "LOCK" {

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_epoch::Guard;
 use crossbeam_utils::CachePadded;
-use lightkv_pmem::{Arena, Pool, Run};
+use lightkv_pmem::{Arena, PmemError, Pool, Run};
 use parking_lot::{Mutex, RwLock};
 
 use super::size_classes::{CLASSES_MAX, class_of, slot_bytes};
@@ -499,7 +499,11 @@ impl Allocator {
         if *closed {
             return Err(Error::Closed);
         }
-        Ok(self.pool.allocate(Arena::Segments, units, kind)?)
+        match self.pool.allocate(Arena::Segments, units, kind) {
+            // A full disk is a full pool: what readers have left may still make room.
+            Err(PmemError::NoSpace { .. }) => Ok(None),
+            outcome => Ok(outcome?),
+        }
     }
 
     /// Gives a run back that nobody uses. Durable with the caller's next fence.
