@@ -3,7 +3,7 @@
 use super::key::{common_prefix_len, truncated, word_at};
 use super::memory::{Access, Memory};
 use super::node::{
-    Node, PREFIX, PREFIX_LEN_MAX, SHAPE, SUFFIX_LEN_MAX, Shape, Slot, WORDS_PER_LINE,
+    Image, Node, PREFIX, PREFIX_LEN_MAX, SHAPE, SUFFIX_LEN_MAX, Shape, Slot, WORDS_PER_LINE,
     payload_words, slot_in_word,
 };
 use super::version_lock::{Restart, Version};
@@ -15,6 +15,8 @@ use std::ops::Range;
 pub(super) struct Contents {
     keys: Vec<u8>,
     entries: Vec<Entry>,
+    /// Length of the prefix of the last node that entries came from.
+    source_prefix_len: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -65,11 +67,11 @@ impl Contents {
         self.entries[index].apart
     }
 
-    /// The prefix that the last entry's node had.
-    pub(super) fn prefix(&self, shape: Shape) -> &[u8] {
+    /// The prefix of the node that all entries came from.
+    pub(super) fn source_prefix(&self) -> &[u8] {
         let last = self.entries.len().checked_sub(1);
         let key = last.map_or(&[][..], |last| self.key(last));
-        &key[..shape.prefix_len.min(key.len())]
+        &key[..self.source_prefix_len.min(key.len())]
     }
 
     /// The first entry from `from` on whose key is not smaller.
@@ -115,6 +117,11 @@ impl Contents {
         first_key: Option<(&[u8], Option<u64>)>,
     ) -> Result<(), Restart> {
         let shape = node.shape()?;
+        self.source_prefix_len = shape.prefix_len;
+        self.entries.reserve(shape.count + 1);
+        // What is left of the node for keys, and the prefix with each.
+        let keys = (node.words().len() + shape.count * (1 + shape.prefix_len.div_ceil(8))) * 8;
+        self.keys.reserve(keys);
         let mut prefix = Vec::with_capacity(PREFIX_LEN_MAX);
         node.copy_prefix(shape, &mut prefix)?;
         for index in 0..shape.count {
@@ -137,9 +144,17 @@ impl Contents {
     }
 
     /// What a node of the entries `range` needs so that `pending` can be inserted.
+    ///
+    /// Not more than these entries needed in the node that they come from, with `pending` in addition if
+    /// it has that node's prefix.
     pub(super) fn plan(&self, range: Range<usize>, is_leaf: bool, pending: Option<&[u8]>) -> Plan {
         let keyed = range.start + usize::from(!is_leaf)..range.end;
-        let prefix_len = self.prefix_len(keyed.clone(), pending);
+        let common = self.prefix_len(keyed.clone(), pending);
+        // A longer prefix is not always better: it takes room, and keys stored apart do not shrink.
+        let candidates = [common, self.source_prefix_len.min(common), 0];
+        let words = |prefix_len: usize| self.words(range.clone(), is_leaf, pending, prefix_len);
+        let better = candidates.map(|prefix_len| (words(prefix_len), prefix_len));
+        let (words, prefix_len) = better.into_iter().min().unwrap_or_default();
         let any_key = keyed.clone().next().map(|index| self.key(index));
         let prefix_key = any_key.or(pending).unwrap_or_default();
         let prefix = std::array::from_fn(|index| {
@@ -148,23 +163,31 @@ impl Contents {
                 prefix_len.saturating_sub(8 * index),
             )
         });
-        let payloads = self.entries[keyed.clone()]
-            .iter()
-            .map(|entry| match entry.apart {
-                Some(_) => payload_words(SUFFIX_LEN_MAX + 1),
-                None => payload_words(entry.end - entry.start - prefix_len),
-            });
-        let first_payload = usize::from(!is_leaf);
-        let pending_payload = pending.map_or(0, |key| payload_words(key.len() - prefix_len));
-        let count = range.len() + usize::from(pending.is_some());
         Plan {
             prefix,
             prefix_len,
-            words: Shape::words(prefix_len, count)
-                + payloads.sum::<usize>()
-                + first_payload
-                + pending_payload,
+            words,
         }
+    }
+
+    /// Words of a node of the entries `range` and `pending` whose prefix has `prefix_len` bytes.
+    fn words(
+        &self,
+        range: Range<usize>,
+        is_leaf: bool,
+        pending: Option<&[u8]>,
+        prefix_len: usize,
+    ) -> usize {
+        let keyed = range.start + usize::from(!is_leaf)..range.end;
+        let payload = |entry: &Entry| match entry.apart {
+            Some(_) => payload_words(SUFFIX_LEN_MAX + 1),
+            None => payload_words(entry.end - entry.start - prefix_len),
+        };
+        let payloads: usize = self.entries[keyed].iter().map(payload).sum();
+        let pending_payload = pending.map_or(0, |key| payload_words(key.len() - prefix_len));
+        let count = range.len() + usize::from(pending.is_some());
+        let first_payload = usize::from(!is_leaf);
+        Shape::words(prefix_len, count) + payloads + first_payload + pending_payload
     }
 
     /// How much of the keys `range` and `pending` a node's prefix takes.
@@ -192,8 +215,9 @@ impl Contents {
         plan: Plan,
         lines: usize,
         memory: &Memory,
-    ) -> Vec<u64> {
-        let mut words = vec![0; lines * WORDS_PER_LINE];
+    ) -> Image {
+        let mut image = Image::new(lines);
+        let words = image.words();
         let mut shape = Shape {
             prefix_len: plan.prefix_len,
             ..Shape::default()
@@ -233,7 +257,8 @@ impl Contents {
         }
         words[PREFIX..PREFIX + plan.prefix_len.div_ceil(8)]
             .copy_from_slice(&plan.prefix[..plan.prefix_len.div_ceil(8)]);
+        assert!(shape.used_words() <= words.len(), "planned differently");
         words[SHAPE] = shape.pack();
-        words
+        image
     }
 }

@@ -125,6 +125,13 @@ impl Shape {
         self.directory() + directory_words(self.count) + self.heap_words
     }
 
+    /// Words in use once `key`, which has the prefix, was inserted.
+    #[inline]
+    fn words_with(self, key: &[u8]) -> usize {
+        let directory = directory_words(self.count + 1) - directory_words(self.count);
+        self.used_words() + payload_words(key.len() - self.prefix_len) + directory
+    }
+
     /// Words that a node with the same entries needs.
     #[inline]
     pub(super) fn needed_words(self) -> usize {
@@ -193,6 +200,33 @@ impl Slot {
 #[inline]
 pub(super) fn slot_in_word(entry: usize, slot: Slot) -> u64 {
     slot.pack() << (entry % SLOTS_PER_GROUP * SLOT_BITS)
+}
+
+/// The words of a node that is being made.
+pub(super) struct Image {
+    words: [u64; WORDS_MAX],
+    len: usize,
+}
+
+impl Image {
+    pub(super) fn new(lines: usize) -> Image {
+        Image {
+            words: [0; WORDS_MAX],
+            len: lines * WORDS_PER_LINE,
+        }
+    }
+
+    pub(super) fn words(&mut self) -> &mut [u64] {
+        &mut self.words[..self.len]
+    }
+}
+
+impl std::ops::Deref for Image {
+    type Target = [u64];
+
+    fn deref(&self) -> &[u64] {
+        &self.words[..self.len]
+    }
 }
 
 /// Where a key is, or would be inserted.
@@ -403,23 +437,26 @@ impl<'g> Node<'g> {
         before: impl Fn(u64) -> bool,
     ) -> Result<usize, Restart> {
         let (mut low, mut count) = (from, to - from);
-        while count > 0 {
+        // Written so that no branch depends on the keys.
+        while count > 1 {
             let half = count / 2;
-            let head = self.load(shape.head_index(low + half))?;
-            // Written so that no branch depends on the keys.
-            let is_before = before(head);
-            low = if is_before { low + half + 1 } else { low };
-            count = if is_before { count - half - 1 } else { half };
+            let is_before = before(self.load(shape.head_index(low + half))?);
+            low = if is_before { low + half } else { low };
+            count -= half;
+        }
+        if count == 1 && before(self.load(shape.head_index(low))?) {
+            low += 1;
         }
         Ok(low)
     }
 
     /// Appends the prefix of the keys.
     pub(super) fn copy_prefix(self, shape: Shape, into: &mut Vec<u8>) -> Result<(), Restart> {
+        let end = into.len() + shape.prefix_len;
         for index in 0..shape.prefix_len.div_ceil(8) {
-            let bytes = self.load(PREFIX + index)?.to_be_bytes();
-            into.extend_from_slice(&bytes[..(shape.prefix_len - 8 * index).min(8)]);
+            into.extend_from_slice(&self.load(PREFIX + index)?.to_be_bytes());
         }
+        into.truncate(end);
         Ok(())
     }
 
@@ -440,13 +477,15 @@ impl<'g> Node<'g> {
             return Ok(());
         };
         into.extend_from_slice(prefix);
-        let head = self.load(shape.head_index(entry))?.to_be_bytes();
-        into.extend_from_slice(&head[..len.min(8)]);
+        let end = into.len() + len;
+        // Whole words, and what is too much is taken off: no call for a few bytes.
+        let head = self.load(shape.head_index(entry))?;
+        into.extend_from_slice(&head.to_be_bytes());
         let payload = self.payload_index(slot)?;
-        for index in 0..len.saturating_sub(8).div_ceil(8) {
-            let bytes = self.load(payload + 1 + index)?.to_be_bytes();
-            into.extend_from_slice(&bytes[..(len - 8 - 8 * index).min(8)]);
+        for index in 1..slot.payload_words() {
+            into.extend_from_slice(&self.load(payload + index)?.to_be_bytes());
         }
+        into.truncate(end);
         Ok(())
     }
 
@@ -473,10 +512,7 @@ impl<'g> Node<'g> {
         if self.compare_prefix(shape, key)? != Comparison::Equal {
             return Ok(false);
         }
-        let suffix_len = key.len() - shape.prefix_len;
-        let words = payload_words(suffix_len) + directory_words(shape.count + 1)
-            - directory_words(shape.count);
-        Ok(shape.used_words() + words <= self.words.len())
+        Ok(shape.words_with(key) <= self.words.len())
     }
 
     /// Whether a key is too long behind the prefix to be stored in the node.
@@ -578,6 +614,35 @@ impl<'g> Node<'g> {
         };
         self.store(SHAPE, shape.pack());
         Ok(())
+    }
+
+    /// A copy with `lines` cache lines, if that is all there is to do for `key` to fit: no words of
+    /// the heap are unused, and the prefix stays.
+    pub(super) fn grown(
+        self,
+        shape: Shape,
+        lines: usize,
+        key: &[u8],
+    ) -> Result<Option<Image>, Restart> {
+        if shape.unused_words > 0
+            || self.compare_prefix(shape, key)? != Comparison::Equal
+            || shape.words_with(key) > lines * WORDS_PER_LINE
+        {
+            return Ok(None);
+        }
+        let mut image = Image::new(lines);
+        let front = shape.used_words() - shape.heap_words;
+        let words = image.words();
+        for (to, from) in words[..front].iter_mut().zip(self.words).skip(SHAPE) {
+            *to = from.load(Ordering::Relaxed);
+        }
+        // Slots count from the end, so the heap is found where it is now.
+        let (to, from) = (words.len(), self.words.len());
+        let from = &self.words[from - shape.heap_words..];
+        for (to, from) in words[to - shape.heap_words..].iter_mut().zip(from) {
+            *to = from.load(Ordering::Relaxed);
+        }
+        Ok(Some(image))
     }
 
     /// Replaces everything but the version.

@@ -143,6 +143,14 @@ impl OrderedIndex {
                 return Err(Restart);
             }
         };
+        let grown = (node.lines() + (node.lines() / GROWTH_DIVISOR).max(1)).min(LINES_MAX);
+        if node.lines() < LINES_MAX
+            && let Some(image) = node.grown(node.shape()?, grown, key)?
+        {
+            self.replace(&parent, self.memory.allocate(&image, node.is_leaf()))?;
+            self.memory.retire(node, locked, access.guard);
+            return Ok(());
+        }
         let mut contents = Contents::default();
         contents.push_node(node, locked.version(), access, None)?;
         let all = 0..contents.len();
@@ -155,7 +163,6 @@ impl OrderedIndex {
             return Ok(());
         }
         if node.lines() < LINES_MAX && plan.lines() <= LINES_MAX {
-            let grown = node.lines() + (node.lines() / GROWTH_DIVISOR).max(1);
             let lines = grown.max(plan.lines()).min(LINES_MAX);
             let words = contents.encode(all, node.is_leaf(), plan, lines, &self.memory);
             let pointer = self.memory.allocate(&words, node.is_leaf());
@@ -178,18 +185,7 @@ impl OrderedIndex {
     ) -> Result<(), Restart> {
         let node = path.steps[level].node;
         let is_leaf = node.is_leaf();
-        let at = split_point(contents, node.shape()?, is_leaf, key);
-        let parting = if is_leaf {
-            let last = at.checked_sub(1).map_or(key, |last| contents.key(last));
-            let first = if at < contents.len() {
-                contents.key(at)
-            } else {
-                key
-            };
-            separator(last, first)
-        } else {
-            contents.key(at)
-        };
+        let (at, parting) = split_point(contents, node.shape()?, is_leaf, key);
         if let Parent::Node {
             node: above, shape, ..
         } = &parent
@@ -227,8 +223,7 @@ impl OrderedIndex {
         pending: Option<&[u8]>,
     ) -> Pointer {
         let plan = contents.plan(range.clone(), is_leaf, pending);
-        let lines = plan.lines().min(LINES_MAX);
-        let words = contents.encode(range, is_leaf, plan, lines, &self.memory);
+        let words = contents.encode(range, is_leaf, plan, plan.lines(), &self.memory);
         self.memory.allocate(&words, is_leaf)
     }
 
@@ -409,16 +404,32 @@ pub(super) fn is_small(node: Node<'_>) -> Result<bool, Restart> {
     Ok(node.shape()?.needed_words() < UNDERFULL_WORDS)
 }
 
-/// The first entry of the right half. Each half fits a node, also with `key`.
-fn split_point(contents: &Contents, shape: Shape, is_leaf: bool, key: &[u8]) -> usize {
-    let at = if shape.run.unsigned_abs() >= RUN_MIN || !key.starts_with(contents.prefix(shape)) {
-        // A stream that rises or falls leaves full nodes behind. And a key without the prefix of
-        // the others, before or behind all of them, must not make them longer.
-        contents.lower_bound(key, usize::from(!is_leaf))
-    } else {
-        contents.middle()
-    };
-    // A leaf may be empty, because `key` comes next. An inner node has one child at least.
-    let least = usize::from(!is_leaf);
-    at.clamp(least, contents.len() - least)
+/// The first entry of the right half, and what parts the halves. Each fits a node, also with `key`.
+fn split_point<'a>(
+    contents: &'a Contents,
+    shape: Shape,
+    is_leaf: bool,
+    key: &'a [u8],
+) -> (usize, &'a [u8]) {
+    let (len, least) = (contents.len(), usize::from(!is_leaf));
+    if shape.run.unsigned_abs() < RUN_MIN && key.starts_with(contents.source_prefix()) {
+        let at = contents.middle().clamp(1, len - 1);
+        return match is_leaf {
+            true => (at, separator(contents.key(at - 1), contents.key(at))),
+            false => (at, contents.key(at)),
+        };
+    }
+    // A stream that rises or falls leaves full nodes behind. And a key without the prefix of the
+    // others, before or behind all of them, must not make them longer. Either way `key` goes to
+    // the smaller part, which may have no other entry; an inner node has one child at least.
+    let at = contents.lower_bound(key, least);
+    let goes_right = at >= len / 2;
+    if is_leaf && goes_right {
+        return (at, separator(contents.key(at - 1), key));
+    }
+    if is_leaf {
+        return (at, separator(key, contents.key(at)));
+    }
+    let at = (at - usize::from(goes_right)).clamp(1, len - 1);
+    (at, contents.key(at))
 }
