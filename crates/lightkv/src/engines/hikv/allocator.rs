@@ -75,10 +75,12 @@ impl PageTable {
         }
     }
 
-    fn set(&self, run: Run, value: u32) {
+    fn set(&self, run: Run, value: u32, parts_bytes: &AtomicU64) {
         let first = (run.offset / UNIT_BYTES) as usize;
         for page in first..first + run.units as usize {
             let part = self.parts[page / PAGES_PER_PART].get_or_init(|| {
+                let bytes = PAGES_PER_PART * size_of::<AtomicU32>();
+                parts_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
                 (0..PAGES_PER_PART)
                     .map(|_| AtomicU32::new(NO_SLAB))
                     .collect()
@@ -172,6 +174,8 @@ pub(crate) struct Allocator {
     stripes: Box<[CachePadded<Mutex<Stripe>>]>,
     /// Bytes of slots that wait for the readers of their last item, or for a writer that takes them back.
     retired_bytes: AtomicU64,
+    /// Memory of the parts of the tables that are in use.
+    parts_bytes: AtomicU64,
     /// Runs without items that readers have left.
     returned_runs: Mutex<Vec<Run>>,
     /// Set when the store goes away: the pool may have another owner then. Held to give space back.
@@ -198,6 +202,7 @@ impl Allocator {
                 .map(|_| CachePadded::new(Mutex::new(stripe())))
                 .collect(),
             retired_bytes: AtomicU64::new(0),
+            parts_bytes: AtomicU64::new(0),
             returned_runs: Mutex::default(),
             closed: RwLock::new(false),
             slab_units: (slab_bytes / UNIT_BYTES).max(1) as u32,
@@ -211,8 +216,11 @@ impl Allocator {
 
     fn slab(&self, number: u32) -> &Slab {
         let number = number as usize;
-        let part = self.slabs[number / SLABS_PER_PART]
-            .get_or_init(|| (0..SLABS_PER_PART).map(|_| Slab::default()).collect());
+        let part = self.slabs[number / SLABS_PER_PART].get_or_init(|| {
+            let bytes = SLABS_PER_PART * size_of::<Slab>();
+            self.parts_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+            (0..SLABS_PER_PART).map(|_| Slab::default()).collect()
+        });
         &part[number % SLABS_PER_PART]
     }
 
@@ -359,7 +367,7 @@ impl Allocator {
             free,
             listed,
         };
-        self.pages.set(run, number + 1);
+        self.pages.set(run, number + 1, &self.parts_bytes);
         number
     }
 
@@ -415,7 +423,7 @@ impl Allocator {
             return;
         };
         stripe.used_bytes -= run.len_bytes as i64;
-        self.pages.set(run, NO_SLAB);
+        self.pages.set(run, NO_SLAB, &self.parts_bytes);
         self.numbers.lock().1.push(number);
         if !*closed {
             self.pool.free(run);
@@ -449,7 +457,7 @@ impl Allocator {
     /// Gives a slab back to the pool. Its number goes with its listing.
     fn release(&self, state: &mut SlabState) {
         if let Some(run) = state.run.take() {
-            self.pages.set(run, NO_SLAB);
+            self.pages.set(run, NO_SLAB, &self.parts_bytes);
             state.free = Box::default();
             state.free_count = 0;
             self.pool.free(run);
@@ -558,12 +566,10 @@ impl Allocator {
 
     /// Memory of the tables, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        let parts = self.pages.parts.iter().filter(|part| part.get().is_some());
-        let page_bytes = parts.count() * PAGES_PER_PART * size_of::<AtomicU32>();
-        let slab_parts = self.slabs.iter().filter(|part| part.get().is_some());
-        let slabs = self.numbers.lock().0 as usize;
-        let bitmap_bytes = slabs * (self.slab_bytes() as usize / 256 / 8);
-        (page_bytes + slab_parts.count() * SLABS_PER_PART * size_of::<Slab>() + bitmap_bytes) as u64
+        let slabs = u64::from(self.numbers.lock().0);
+        // A bit a slot, of 256 bytes for the purpose.
+        let bitmap_bytes = slabs * (self.slab_bytes() / 256 / 8);
+        self.parts_bytes.load(Ordering::Relaxed) + bitmap_bytes
     }
 
     /// Ends all changes of the pool: it may have another owner from now on.

@@ -109,13 +109,12 @@ impl StoreScan {
         } else {
             store.versions.keys_within(lower, as_slice(&reached))
         };
-        for key in older {
-            if !keys.iter().any(|(other, _)| *other == key) {
-                let hash = store.hash(&key);
-                keys.push((key, hash));
-            }
-        }
+        keys.extend(older.into_iter().map(|key| {
+            let hash = store.hash(&key);
+            (key, hash)
+        }));
         keys.sort_unstable_by(|(a, _), (b, _)| if reverse { b.cmp(a) } else { a.cmp(b) });
+        keys.dedup_by(|(a, _), (b, _)| a == b);
         self.is_exhausted = is_last;
         if let Bound::Included(reached) = reached
             && !is_last

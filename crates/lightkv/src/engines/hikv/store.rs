@@ -175,7 +175,7 @@ impl Store {
     #[inline]
     pub(crate) fn check_budget(&self) -> Result<()> {
         /// Keys between two looks.
-        const INTERVAL: u64 = 1024;
+        const INTERVAL: u64 = 4096;
         // Relaxed: an estimate.
         let count = self.new_keys.fetch_add(1, Ordering::Relaxed);
         if count.is_multiple_of(INTERVAL) || self.is_over_budget.load(Ordering::Relaxed) {
