@@ -192,9 +192,13 @@ impl Store {
         // Moments held now or later need nothing older than the versions kept: later ones are newer than
         // all records here.
         let held = self.snapshots.list();
-        self.secure_history(flushed_through)?;
+        // What is in the leaf was appended to the journal before the leaf was frozen.
+        let journal_end = self.journal.get().map(|journal| journal.next_position());
         let mut flushed = Flushed::default();
-        if let Err(error) = self.write_leaf(&leaf, &below, &held, &mut flushed) {
+        let written = self
+            .write_leaf(&leaf, &below, &held, &mut flushed)
+            .and_then(|()| self.secure_history(flushed_through, journal_end));
+        if let Err(error) = written {
             // Nothing names the tables that were finished before.
             for metadata in flushed.tables {
                 self.remove_unlisted(metadata);
@@ -213,11 +217,16 @@ impl Store {
         Ok(())
     }
 
-    /// Invariants 2 and 3.
-    fn secure_history(&self, flushed_through: u64) -> Result<()> {
+    /// Invariants 2 and 3. Comes after the tables were written and before they are named: meanwhile the journal's
+    /// thread has most likely written what this waits for.
+    fn secure_history(
+        &self,
+        flushed_through: u64,
+        journal_end: Option<JournalPosition>,
+    ) -> Result<()> {
         self.in_flight.wait(flushed_through);
-        if let Some(journal) = self.journal.get() {
-            journal.sync(journal.next_position())?;
+        if let (Some(journal), Some(end)) = (self.journal.get(), journal_end) {
+            journal.sync(end)?;
         }
         Ok(())
     }
