@@ -13,8 +13,6 @@ use crate::script::Script;
 const ERROR_OPERATIONS: usize = 18;
 /// Configurations in which calls fail: what the others differ in does not touch files.
 const ERROR_CONFIGURATIONS: [&str; 2] = ["pool-split", "journal-power"];
-/// Seeds of failing calls in a run that ends by its number of states.
-const ERROR_SEEDS: u64 = 4;
 
 /// What is to be run.
 #[derive(Clone, Debug)]
@@ -31,6 +29,14 @@ pub struct Campaign {
     pub deadline: Option<Instant>,
     /// Different states after which to stop.
     pub states_max: Option<u64>,
+    /// Different images with losses in the pool alone after which to stop.
+    pub pool_images_max: Option<u64>,
+    /// See [`Plan::second_crash_every`].
+    pub second_crash_every: u64,
+    /// See [`Plan::files_outcomes_max`].
+    pub files_outcomes_max: usize,
+    /// Lives of each configuration in which calls fail, if no time ends the run.
+    pub error_lives: u64,
     /// Whether crashes are explored.
     pub crashes: bool,
     /// Whether calls fail.
@@ -104,6 +110,8 @@ impl Campaign {
                     seed,
                     operations: self.operations,
                     threads: self.threads.unwrap_or(Plan::default().threads),
+                    second_crash_every: self.second_crash_every,
+                    files_outcomes_max: self.files_outcomes_max,
                     deadline: self.share(end, index, seed),
                     ..Plan::default()
                 };
@@ -116,8 +124,13 @@ impl Campaign {
                     "{} seed {seed}: {different} different states",
                     configuration.name
                 ));
+                let pool_images: u64 = explorers
+                    .iter()
+                    .map(|explorer| explorer.counts.totals().pool_images)
+                    .sum();
                 if end.is_some_and(|end| Instant::now() >= end)
                     || self.states_max.is_some_and(|states| different >= states)
+                    || self.pool_images_max.is_some_and(|max| pool_images >= max)
                 {
                     break 'seeds;
                 }
@@ -181,7 +194,7 @@ impl Campaign {
                     }
                 }
             }
-            let has_all_seeds = self.deadline.is_none() && seed + 1 >= self.seed + ERROR_SEEDS;
+            let has_all_seeds = self.deadline.is_none() && seed + 1 >= self.seed + self.error_lives;
             if is_late() || has_all_seeds || report.errors.is_empty() {
                 break;
             }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, Subcommand, ValueEnum};
 use lightkv_crash_test::campaign::{Campaign, Outcome};
 use lightkv_crash_test::configuration::{CONFIGURATIONS, Configuration};
+use lightkv_crash_test::explorer::Plan;
 use lightkv_crash_test::minimise::minimise;
 use lightkv_crash_test::report::Report;
 use lightkv_crash_test::script::{Replay, Script};
@@ -26,6 +27,18 @@ struct Arguments {
     /// Stop after so many different states
     #[arg(long, value_name = "COUNT", conflicts_with = "short")]
     states: Option<u64>,
+    /// Stop after so many different images with losses in the pool alone
+    #[arg(long, value_name = "COUNT", conflicts_with = "short")]
+    pool_images: Option<u64>,
+    /// One recovered state in so many lives on and crashes again
+    #[arg(long, value_name = "COUNT", default_value_t = Plan::default().second_crash_every)]
+    second_crash_every: u64,
+    /// Ways of losing files that are tried at one moment
+    #[arg(long, value_name = "COUNT", default_value_t = Plan::default().files_outcomes_max)]
+    files_outcomes: usize,
+    /// Lives in which calls fail, of each configuration, in a run that does not end by its time
+    #[arg(long, value_name = "COUNT", default_value_t = 4)]
+    error_lives: u64,
     /// The first seed; lives have consecutive ones
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -137,9 +150,10 @@ fn explore(arguments: &Arguments) -> Result<ExitCode, String> {
         None => CONFIGURATIONS.iter().collect(),
     };
     let start = Instant::now();
-    let seconds = match (arguments.seconds, arguments.states) {
-        (None, None) => Some(SHORT_SECONDS),
-        (seconds, _) => seconds,
+    let ends_by_count = arguments.states.is_some() || arguments.pool_images.is_some();
+    let seconds = match arguments.seconds {
+        None if !ends_by_count => Some(SHORT_SECONDS),
+        seconds => seconds,
     };
     let campaign = Campaign {
         configurations,
@@ -148,6 +162,10 @@ fn explore(arguments: &Arguments) -> Result<ExitCode, String> {
         threads: arguments.threads,
         deadline: seconds.map(|seconds| start + Duration::from_secs(seconds)),
         states_max: arguments.states,
+        pool_images_max: arguments.pool_images,
+        second_crash_every: arguments.second_crash_every,
+        files_outcomes_max: arguments.files_outcomes,
+        error_lives: arguments.error_lives,
         crashes: arguments.only != Some(Check::Errors),
         errors: arguments.only != Some(Check::Crashes),
     };

@@ -88,7 +88,8 @@ fn run(set: &'static OptionSet, operations: &[Operation]) -> Result<Events, Fail
 /// Ends the test with all that is needed to find the cause.
 fn report(set: &'static OptionSet, seed: u64, operations: Vec<Operation>, failure: Failure) -> ! {
     let again = format!(
-        "LIGHTKV_MODEL_SEED={seed} LIGHTKV_MODEL_SEQUENCES=1 LIGHTKV_MODEL_OPTIONS={}",
+        "again with: LIGHTKV_MODEL_SEED={seed} LIGHTKV_MODEL_SEQUENCES=1 LIGHTKV_MODEL_OPTIONS={} \
+         cargo test --release -p lightkv --test it -- --exact model::random_sequences_match_an_ordered_map",
         set.name
     );
     match failure {
@@ -180,8 +181,14 @@ fn random_sequences_match_an_ordered_map() {
             );
         }
     }
+    let operations: u64 = totals.iter().map(|(_, events)| events.operations).sum();
+    let crashes: u64 = totals
+        .iter()
+        .map(|(_, events)| events.kills + events.power_losses)
+        .sum();
     eprintln!(
-        "{count} sequences from seed {first} in {:?}",
-        start.elapsed()
+        "{{\"check\": \"sequences\", \"part\": \"random option sets\", \"seed\": {first}, \"seconds\": {:.1}, \
+         \"violations\": 0, \"counts\": {{\"sequences\": {count}, \"operations\": {operations}, \"crashes\": {crashes}}}}}",
+        start.elapsed().as_secs_f64()
     );
 }

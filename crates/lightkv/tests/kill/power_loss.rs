@@ -28,6 +28,7 @@ use crate::plan::{Plan, THREADS};
 use crate::progress::{Phase, Progress};
 use crate::random::{Random, mix};
 use crate::setup::{Medium, Setup, Size};
+use crate::{again, only};
 use history::{History, PowerSwitch};
 pub(crate) use volume::FileSystem;
 use volume::Volume;
@@ -242,7 +243,8 @@ impl Moment {
 
 /// What happened, for the report.
 #[derive(Debug, Default)]
-struct Totals {
+pub(crate) struct Totals {
+    volumes: u64,
     losses: u64,
     before_open: u64,
     before_writes: u64,
@@ -250,10 +252,40 @@ struct Totals {
     closed: u64,
 }
 
+impl Totals {
+    /// By their names in the line of JSON.
+    pub(crate) fn counts(&self) -> [(&'static str, u64); 6] {
+        [
+            ("power losses", self.losses),
+            ("volumes", self.volumes),
+            ("before open", self.before_open),
+            ("before writes", self.before_writes),
+            ("in writes", self.in_writes),
+            ("after a close", self.closed),
+        ]
+    }
+}
+
+impl std::fmt::Display for Totals {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            formatter,
+            "{} power losses (before open {}, before writes {}, in writes {}, after a close {}) on {} volumes",
+            self.losses,
+            self.before_open,
+            self.before_writes,
+            self.in_writes,
+            self.closed,
+            self.volumes
+        )
+    }
+}
+
 /// Cuts the power of stores on a file system so many times; an error says what the machine lacks.
-pub(crate) fn run(file_system: FileSystem, losses: u64, seed: u64) -> Result<String, String> {
+pub(crate) fn run(file_system: FileSystem, losses: u64, seed: u64) -> Result<Totals, String> {
     let mut totals = Totals::default();
-    let mut volume = 0;
+    let only = only();
+    let mut volume = only.unwrap_or(0);
     while totals.losses < losses {
         // Three in four with a journal, whose promises are the stronger ones.
         let setup = Setup {
@@ -271,26 +303,16 @@ pub(crate) fn run(file_system: FileSystem, losses: u64, seed: u64) -> Result<Str
         let count = LOSSES_OF_A_VOLUME
             .min(losses.div_ceil(4))
             .min(losses - totals.losses);
-        run_volume(
-            file_system,
-            setup,
-            count,
-            mix(seed ^ mix(volume)),
-            &mut totals,
-        )?;
+        let again = again("LIGHTKV_POWER_LOSSES", losses, seed, volume);
+        let volume_seed = mix(seed ^ mix(volume));
+        run_volume(file_system, setup, count, volume_seed, &mut totals, &again)?;
+        totals.volumes += 1;
+        if only.is_some() {
+            break;
+        }
         volume += 1;
     }
-    let Totals {
-        losses,
-        before_open,
-        before_writes,
-        in_writes,
-        closed,
-    } = totals;
-    Ok(format!(
-        "{losses} power losses (before open {before_open}, before writes {before_writes}, in writes {in_writes}, \
-         after a close {closed}) on {volume} volumes"
-    ))
+    Ok(totals)
 }
 
 /// One volume from its creation on.
@@ -300,6 +322,7 @@ fn run_volume(
     losses: u64,
     seed: u64,
     totals: &mut Totals,
+    again: &str,
 ) -> Result<(), String> {
     // In memory where there is room: the device below is not what is tested.
     let memory = Path::new("/dev/shm");
@@ -344,7 +367,7 @@ fn run_volume(
             let output = fs::read_to_string(directory.path().join("output")).unwrap_or_default();
             drop(volume);
             panic!(
-                "{}, {file_system:?} in {} (kept), seed {seed}, loss {loss}, {moment:?}: {message}\n{output}",
+                "{}, {file_system:?} in {} (kept), seed {seed}, loss {loss}, {moment:?}: {message}\n{output}\n{again}",
                 setup.name(),
                 directory.keep().display(),
             );
