@@ -1,12 +1,13 @@
 //! A whole run: configurations in turn, seed after seed, until time is up or enough states were seen.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::configuration::Configuration;
 use crate::explorer::{Explorer, Plan};
 use crate::generator::Generator;
 use crate::io_errors::{self, ErrorTotals};
-use crate::report::{Report, commit, processor_seconds};
+use crate::report::{Part, Report};
 use crate::script::Script;
 
 /// Operations of a life in which every call fails once: every one of them is lived hundreds of times.
@@ -65,12 +66,7 @@ impl Campaign {
     /// Runs it; `tell` hears about the progress.
     pub fn run(&self, mut tell: impl FnMut(String)) -> (Report, Outcome) {
         let start = Instant::now();
-        let mut report = Report {
-            commit: commit(),
-            seed: self.seed,
-            processors: std::thread::available_parallelism().map_or(1, usize::from),
-            ..Report::default()
-        };
+        let mut report = Report::default();
         let mut outcome = Outcome::Passed;
         if self.crashes {
             let end = match (self.deadline, self.errors) {
@@ -84,9 +80,6 @@ impl Campaign {
         if self.errors && matches!(outcome, Outcome::Passed) {
             outcome = self.run_errors(&mut report, &mut tell);
         }
-        report.violations = u64::from(!matches!(outcome, Outcome::Passed));
-        report.seconds = start.elapsed().as_secs_f64();
-        report.processor_seconds = processor_seconds();
         (report, outcome)
     }
 
@@ -102,6 +95,7 @@ impl Campaign {
             .map(|_| Explorer::default())
             .collect();
         let mut outcome = Outcome::Passed;
+        let mut seconds = vec![0.0; explorers.len()];
         'seeds: for seed in self.seed.. {
             for (index, (configuration, explorer)) in
                 self.configurations.iter().zip(&explorers).enumerate()
@@ -115,7 +109,10 @@ impl Campaign {
                     deadline: self.share(end, index, seed),
                     ..Plan::default()
                 };
-                if let Err(script) = explorer.explore(configuration, &plan) {
+                let begin = Instant::now();
+                let explored = explorer.explore(configuration, &plan);
+                seconds[index] += begin.elapsed().as_secs_f64();
+                if let Err(script) = explored {
                     outcome = Outcome::Crash(Box::new(script));
                     break 'seeds;
                 }
@@ -136,9 +133,16 @@ impl Campaign {
                 }
             }
         }
-        for (configuration, explorer) in self.configurations.iter().zip(&explorers) {
-            let totals = explorer.counts.totals();
-            report.crashes.insert(configuration.name.into(), totals);
+        for ((configuration, explorer), seconds) in
+            self.configurations.iter().zip(&explorers).zip(seconds)
+        {
+            let mut totals = explorer.counts.totals();
+            if let Outcome::Crash(script) = &outcome {
+                // A life may also fail without a crash.
+                totals.violations = u64::from(script.configuration == configuration.name);
+            }
+            let part = Part::of_crashes(configuration.name, self.seed, seconds, &totals);
+            report.parts.push(part);
         }
         outcome
     }
@@ -157,6 +161,22 @@ impl Campaign {
     }
 
     fn run_errors(&self, report: &mut Report, tell: &mut impl FnMut(String)) -> Outcome {
+        let mut all: BTreeMap<&'static str, (ErrorTotals, f64, u64)> = BTreeMap::new();
+        let outcome = self.run_error_lives(&mut all, tell);
+        for (name, (totals, seconds, violations)) in all {
+            report.parts.push(Part {
+                violations,
+                ..Part::of_errors(name, self.seed, seconds, &totals)
+            });
+        }
+        outcome
+    }
+
+    fn run_error_lives(
+        &self,
+        all: &mut BTreeMap<&'static str, (ErrorTotals, f64, u64)>,
+        tell: &mut impl FnMut(String),
+    ) -> Outcome {
         let is_late = || {
             self.deadline
                 .is_some_and(|deadline| Instant::now() >= deadline)
@@ -176,16 +196,20 @@ impl Campaign {
                 let mut generator = Generator::new(seed, 0, configuration.large_value_bytes);
                 let operations = generator.operations(ERROR_OPERATIONS);
                 let name = configuration.name;
-                match io_errors::explore(configuration, &operations, goes_on) {
+                let begin = Instant::now();
+                let explored = io_errors::explore(configuration, &operations, goes_on);
+                let (sum, seconds, violations) = all.entry(name).or_default();
+                *seconds += begin.elapsed().as_secs_f64();
+                match explored {
                     Ok(totals) => {
-                        let all: &mut ErrorTotals = report.errors.entry(name.into()).or_default();
-                        all.add(&totals);
+                        sum.add(&totals);
                         tell(format!(
                             "{name} seed {seed}: {} failing calls",
                             totals.faults
                         ));
                     }
                     Err(message) => {
+                        *violations += 1;
                         return Outcome::Error {
                             configuration: name,
                             seed,
@@ -195,7 +219,7 @@ impl Campaign {
                 }
             }
             let has_all_seeds = self.deadline.is_none() && seed + 1 >= self.seed + self.error_lives;
-            if is_late() || has_all_seeds || report.errors.is_empty() {
+            if is_late() || has_all_seeds || all.is_empty() {
                 break;
             }
         }

@@ -54,9 +54,6 @@ struct Arguments {
     /// Threads that recover; default: one a processor
     #[arg(long)]
     threads: Option<usize>,
-    /// Where the counts go, as JSON
-    #[arg(long, value_name = "FILE")]
-    output: Option<PathBuf>,
     /// Where scripts of failures go
     #[arg(long, default_value = "crash-test-failures", value_name = "DIRECTORY")]
     failures: PathBuf,
@@ -80,9 +77,9 @@ enum Command {
         /// As a failing run has written it
         script: PathBuf,
     },
-    /// Writes the page of a run's counts
+    /// Writes the page of what checks counted
     Report {
-        /// As `--output` has written it
+        /// As `tools/reliability/run.py` has written it
         counts: PathBuf,
         /// Where the page goes; default: printed
         #[arg(long, value_name = "FILE")]
@@ -169,13 +166,11 @@ fn explore(arguments: &Arguments) -> Result<ExitCode, String> {
         crashes: arguments.only != Some(Check::Errors),
         errors: arguments.only != Some(Check::Crashes),
     };
-    let (mut report, outcome) = campaign.run(|line| println!("{line}"));
-    report.arguments = std::env::args().skip(1).collect();
-    if let Some(path) = &arguments.output {
-        let text = serde_json::to_string_pretty(&report).map_err(|error| error.to_string())?;
-        write(path, &(text + "\n"))?;
+    let (report, outcome) = campaign.run(|line| println!("{line}"));
+    for part in &report.parts {
+        let line = serde_json::to_string(part).map_err(|error| error.to_string())?;
+        println!("{line}");
     }
-    print!("{}", report.page());
     match outcome {
         Outcome::Passed => Ok(ExitCode::SUCCESS),
         Outcome::Crash(script) => Ok(report_failure(*script, arguments)),
