@@ -1,4 +1,6 @@
 //! Short explorations of every configuration, and whether the machinery sees what it should.
+//!
+//! `LIGHTKV_CRASH_TEST_SECONDS` sets how long each configuration is explored.
 
 use std::time::{Duration, Instant};
 
@@ -9,9 +11,14 @@ use lightkv_crash_test::script::{Replay, Script, ScriptedLife};
 mod errors;
 mod pool;
 mod scripts;
+mod seeded_bugs;
 
-/// Explores until so many states were recovered, or life after life for so long.
+/// Explores life after life for so long.
 fn explore(configuration: &'static Configuration, seconds: u64, first_seed: u64) {
+    let seconds = match std::env::var("LIGHTKV_CRASH_TEST_SECONDS") {
+        Ok(text) => text.parse().expect("a number of seconds"),
+        Err(_) => seconds,
+    };
     let start = Instant::now();
     let deadline = start + Duration::from_secs(seconds);
     let explorer = Explorer::default();
