@@ -84,7 +84,7 @@ def long_form(seed: int) -> list[Part]:
     ))
     parts.append(Part(
         "sequences", "every option set", test("it", "model::option_sets_do_not_change_what_is_seen"),
-        {"LIGHTKV_MODEL_SEQUENCES": "600", "LIGHTKV_MODEL_SEED": str(seed)},
+        {"LIGHTKV_MODEL_SEQUENCES": "4500", "LIGHTKV_MODEL_SEED": str(seed)},
     ))
     for store in ("closed_store", "killed_store", "closed_store_with_a_pool", "killed_store_with_a_pool"):
         parts.append(Part(

@@ -116,6 +116,25 @@ fn report(set: &'static OptionSet, seed: u64, operations: Vec<Operation>, failur
     }
 }
 
+/// Whether all option sets answer an operation in the same way.
+fn is_the_same_everywhere(operation: &Operation) -> bool {
+    match operation {
+        // What a power loss leaves depends on when files were synced.
+        Operation::LosePowerAndReopen { .. } => false,
+        // The largest batch depends on the size of the buffer; 48 KiB fit everywhere.
+        Operation::Batch { writes, .. } => {
+            let bytes: usize = writes
+                .iter()
+                .map(|(key, value)| {
+                    key.0.len() + value.as_ref().map_or(0, |value| value.bytes().len())
+                })
+                .sum();
+            bytes < 32 << 10
+        }
+        _ => true,
+    }
+}
+
 /// The option set of a sequence: each as often as its share says.
 fn choose_set(seed: u64) -> &'static OptionSet {
     let total = OPTION_SETS.iter().map(|set| set.share).sum();
@@ -189,6 +208,45 @@ fn random_sequences_match_an_ordered_map() {
     eprintln!(
         "{{\"check\": \"sequences\", \"part\": \"random option sets\", \"seed\": {first}, \"seconds\": {:.1}, \
          \"violations\": 0, \"counts\": {{\"sequences\": {count}, \"operations\": {operations}, \"crashes\": {crashes}}}}}",
+        start.elapsed().as_secs_f64()
+    );
+}
+
+/// The same operations on every option set: what a store shows must not depend on how it is opened.
+#[test]
+fn option_sets_do_not_change_what_is_seen() {
+    let count = number_from_environment("LIGHTKV_MODEL_SEQUENCES", SEQUENCES_DEFAULT) / 15;
+    let first = number_from_environment("LIGHTKV_MODEL_SEED", 1);
+    let start = Instant::now();
+    let (mut sequences, mut done) = (0, 0);
+    for seed in first..first + count.max(1) {
+        let mut operations = generator::operations(seed ^ 0x3E7A);
+        operations.retain(is_the_same_everywhere);
+        let mut shown = None;
+        for set in &OPTION_SETS {
+            // Stores on real files are slow.
+            if set.share == 1 && !seed.is_multiple_of(4) {
+                continue;
+            }
+            let again = format!(
+                "again with: LIGHTKV_MODEL_SEED={seed} LIGHTKV_MODEL_SEQUENCES=1 cargo test --release -p lightkv \
+                 --test it -- --exact model::option_sets_do_not_change_what_is_seen"
+            );
+            let contents = sequence::contents_after(set, &operations)
+                .unwrap_or_else(|message| panic!("{again}\n{}: {message}", set.name));
+            let (other, expected) = shown.get_or_insert_with(|| (set.name, contents.clone()));
+            assert!(
+                contents == *expected,
+                "{again}\n{} and {other} show different contents",
+                set.name
+            );
+            sequences += 1;
+            done += operations.len();
+        }
+    }
+    eprintln!(
+        "{{\"check\": \"sequences\", \"part\": \"every option set\", \"seed\": {first}, \"seconds\": {:.1}, \
+         \"violations\": 0, \"counts\": {{\"sequences\": {sequences}, \"operations\": {done}, \"crashes\": 0}}}}",
         start.elapsed().as_secs_f64()
     );
 }
