@@ -138,6 +138,16 @@ def commit() -> str:
     return git("rev-parse", "--short=12", "HEAD") + ("+" if changes else "")
 
 
+def engine_commit(version: str) -> str:
+    """The last commit up to one that changed what the checks test, and not the checks."""
+    sources = [f"crates/{name}/src" for name in ("checksum", "journal", "lightkv", "pmem", "table", "vfs")]
+    answer = subprocess.run(
+        ["git", "log", "-1", "--format=%h", "--abbrev=12", version.rstrip("+"), "--", *sources],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False,
+    )
+    return answer.stdout.strip() or "unknown"
+
+
 def processor_seconds() -> float:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
@@ -200,6 +210,8 @@ def gather(directory: pathlib.Path, parts: list[Part], output: pathlib.Path, pag
         path = directory / f"{file_name(part)}.json"
         if path.exists():
             found.extend(json.loads(path.read_text()))
+    for counts in found:
+        counts["engine_commit"] = engine_commit(counts["commit"])
     output.write_text(json.dumps({"parts": found}, indent=2) + "\n")
     subprocess.run(
         explorer("report", str(output.resolve()), "--output", str(page.resolve())), cwd=ROOT, check=True

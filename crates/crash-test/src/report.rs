@@ -26,6 +26,9 @@ pub struct Part {
     /// The commit that was tested; ends with `+` if the tree had changes. Empty until it is gathered.
     #[serde(default)]
     pub commit: String,
+    /// The last commit before it that changed what is tested.
+    #[serde(default)]
+    pub engine_commit: String,
     /// What was run.
     #[serde(default)]
     pub command: String,
@@ -333,7 +336,10 @@ impl Report {
             runs.dedup_by(|a, b| a.command == b.command && !a.command.is_empty());
             let mut commits: Vec<String> = runs
                 .iter()
-                .map(|part| format!("`{}`", part.commit))
+                .map(|part| match part.engine_commit.as_str() {
+                    "" => format!("`{}`", part.commit),
+                    engine => format!("`{}`, engine `{engine}`", part.commit),
+                })
                 .collect();
             commits.dedup();
             let mut seeds: Vec<String> = parts.iter().map(|part| part.seed.to_string()).collect();
@@ -342,7 +348,7 @@ impl Report {
                 page,
                 "| {} | {} | {} | {:.0} s | {:.0} s | {} |",
                 check.name,
-                commits.join(", "),
+                commits.join("; "),
                 seeds.join(", "),
                 parts.iter().map(|part| part.seconds).sum::<f64>(),
                 runs.iter().map(|part| part.processor_seconds).sum::<f64>(),
@@ -410,6 +416,7 @@ mod tests {
         };
         Part {
             commit: "abc".into(),
+            engine_commit: "ab0".into(),
             command: format!("crash-test {name}"),
             ..Part::of_crashes(name, 7, 1.5, &totals)
         }
@@ -430,7 +437,7 @@ mod tests {
         );
         assert!(page.contains("| 95 % | 75.0 % | **no** |"), "{page}");
         assert!(
-            page.contains("| crashes | `abc` | 7 | 3 s | 0 s | 0 |"),
+            page.contains("| crashes | `abc`, engine `ab0` | 7 | 3 s | 0 s | 0 |"),
             "{page}"
         );
         assert!(page.contains("| kills | not run |"), "{page}");
