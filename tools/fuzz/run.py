@@ -107,7 +107,7 @@ def fuzz(binary: pathlib.Path, target: dict, executions: int, options: argparse.
         if artifact:
             result["input"] = artifact[1]
             print(
-                f"to see it again: cargo run -p lightkv-fuzz -- replay {name} {artifact[1]}",
+                f"again with: cargo run --release -p lightkv-fuzz -- replay {name} {artifact[1]}",
                 file=sys.stderr,
             )
     return result

@@ -241,6 +241,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", help="a check, or CHECK/PART; may be repeated")
     parser.add_argument("--again", action="store_true", help="also what has finished")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--seconds", type=int, help="end each exploration of crashes after so long, whatever it has reached"
+    )
     parser.add_argument("--results", type=pathlib.Path, default=ROOT / "target/reliability")
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "RELIABILITY.json")
     parser.add_argument("--page", type=pathlib.Path, default=ROOT / "docs/reliability.md")
@@ -251,6 +254,9 @@ def main() -> None:
     options = arguments()
     options.results.mkdir(parents=True, exist_ok=True)
     parts = short_form() if options.short else long_form(options.seed)
+    for part in parts if options.seconds else []:
+        if part.check == "crashes":
+            part.command += ["--seconds", str(options.seconds)]
     wanted = [
         part for part in parts
         if not options.only or {part.check, f"{part.check}/{part.name}"} & set(options.only)

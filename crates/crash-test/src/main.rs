@@ -87,6 +87,9 @@ enum Command {
     },
 }
 
+/// How a newcomer runs this command.
+const AGAIN: &str = "cargo run --release -p lightkv-crash-test --";
+
 /// Seconds of a short run.
 const SHORT_SECONDS: u64 = 180;
 
@@ -181,7 +184,7 @@ fn explore(arguments: &Arguments) -> Result<ExitCode, String> {
         } => {
             println!("FAILED: {message}");
             println!(
-                "again with: lightkv-crash-test --only errors --configuration {configuration} --seed {seed}"
+                "again with: {AGAIN} --only errors --configuration {configuration} --seed {seed} --states 1 --error-lives 1"
             );
             Ok(ExitCode::FAILURE)
         }
@@ -201,7 +204,7 @@ fn report_failure(script: Script, arguments: &Arguments) -> ExitCode {
     let written =
         std::fs::create_dir_all(directory).and_then(|()| std::fs::write(&path, text + "\n"));
     match written {
-        Ok(()) => println!("again with: lightkv-crash-test replay {}", path.display()),
+        Ok(()) => println!("again with: {AGAIN} replay {}", path.display()),
         Err(error) => println!("cannot write {}: {error}; save the above", path.display()),
     }
     ExitCode::FAILURE

@@ -30,7 +30,14 @@ fn explore(configuration: &'static Configuration, seconds: u64, first_seed: u64)
         };
         if let Err(script) = explorer.explore(configuration, &plan) {
             let text = serde_json::to_string(&script).unwrap();
-            panic!("save it and run: lightkv-crash-test replay FILE\n{text}");
+            let name = format!("lightkv-crash-{}-{seed}.json", configuration.name);
+            let path = std::env::temp_dir().join(name);
+            std::fs::write(&path, &text).unwrap();
+            panic!(
+                "{}\n{text}\nagain with: cargo run --release -p lightkv-crash-test -- replay {}",
+                script.message,
+                path.display()
+            );
         }
         if Instant::now() >= deadline {
             break;
