@@ -69,6 +69,7 @@ fn a_life_has_the_same_cuts_in_every_run() {
                 operations: generator.operations(30),
                 cut: Some(cut),
                 losses: Vec::new(),
+                is_killed: false,
             }],
         }
     };

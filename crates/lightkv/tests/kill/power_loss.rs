@@ -46,8 +46,8 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// SIGKILL, and SIGBUS: what reading a mapping means when its file cannot be read any more.
 const KILL_SIGNAL: i32 = 9;
 const BUS_SIGNAL: i32 = 7;
-/// What every error says that comes from a volume without power.
-const INPUT_OUTPUT_ERROR: &str = "Input/output error";
+/// What errors say that come from a volume without power: ext4 says the second once its journal has met the loss.
+const LOSS_ERRORS: [&str; 2] = ["Input/output error", "Read-only file system"];
 
 /// What the process is told.
 #[derive(Debug)]
@@ -451,7 +451,7 @@ fn lose_power(
             child.kill().expect("kill");
             let status = child.wait().expect("the end of a child");
             let output = fs::read_to_string(task.directory.join("output")).unwrap_or_default();
-            let has_met_the_loss = output.contains(INPUT_OUTPUT_ERROR);
+            let has_met_the_loss = LOSS_ERRORS.iter().any(|error| output.contains(error));
             match status.signal() {
                 Some(KILL_SIGNAL | BUS_SIGNAL) => Ok(()),
                 _ if has_met_the_loss => Ok(()),
