@@ -28,8 +28,9 @@ use sequence::Events;
 const SEQUENCES_DEFAULT: u64 = 150;
 /// A sequence that takes longer is worth a line.
 const SLOW_AFTER: Duration = Duration::from_secs(4);
-/// A sequence that takes so many seconds of the watching thread hangs. Seconds are counted one by one: a
-/// machine that stood still meanwhile is no hang.
+/// An operation that takes so many seconds of the watching thread hangs. Seconds are counted one by one: a
+/// machine that stood still meanwhile is no hang. Nor is a long sequence on a disk that takes a tenth of a second for
+/// each sync.
 const HANG_AFTER_SECONDS: usize = 120;
 
 /// How a sequence failed.
@@ -68,8 +69,18 @@ fn run(set: &'static OptionSet, operations: &[Operation]) -> Result<Events, Fail
             let _ = sender.send(result);
         })
     };
-    let result =
-        (0..HANG_AFTER_SECONDS).find_map(|_| receiver.recv_timeout(Duration::from_secs(1)).ok());
+    let (mut last, mut seconds) = (0, 0);
+    let result = loop {
+        match receiver.recv_timeout(Duration::from_secs(1)) {
+            Ok(result) => break Some(result),
+            Err(_) if seconds >= HANG_AFTER_SECONDS => break None,
+            Err(_) => seconds += 1,
+        }
+        let present = progress.load(Ordering::Relaxed);
+        if std::mem::replace(&mut last, present) != present {
+            seconds = 0;
+        }
+    };
     match result {
         Some(result) => {
             thread.join().expect("panics were caught");

@@ -209,3 +209,25 @@ fn a_checkpoint_survives_a_power_loss() {
         assert!(stores < cut.len(), "no moment before the manifest was met");
     }
 }
+
+/// A close gives the lock back last: whoever opens the store then has its files to himself.
+#[test]
+fn an_open_waits_for_all_of_a_close() {
+    let medium = Medium::with_pool();
+    let db = medium.open();
+    let mut map = Map::new();
+    put_all(&db, &mut map, 0..200, 1, 100);
+    medium.vfs.set_sync_duration(Duration::from_millis(150));
+    let closing = std::thread::spawn(move || db.close().unwrap());
+    let second = loop {
+        match medium.try_open() {
+            Ok(second) => break second,
+            Err(Error::Locked { .. }) => std::thread::sleep(Duration::from_millis(1)),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    closing.join().unwrap();
+    assert_holds(&second, &map);
+    // What the close wrote last is gone since the open.
+    assert!(!medium.vfs.exists(Path::new("/store/POOL-IMAGE")).unwrap());
+}
