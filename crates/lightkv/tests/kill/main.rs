@@ -166,6 +166,15 @@ fn lose_power(file_system: FileSystem) {
 }
 
 #[test]
+fn syncs_reach_the_file_system() {
+    for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
+        if let Err(lack) = power_loss::check_syncs(file_system) {
+            eprintln!("skipped: this machine can make no {file_system:?}: {lack}");
+        }
+    }
+}
+
+#[test]
 fn synced_writes_survive_power_losses_on_ext4() {
     lose_power(FileSystem::Ext4);
 }

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use lightkv_vfs::{OpenMode, RealVfs, Vfs};
 use tempfile::TempDir;
 
 use crate::child::{self, contents};
@@ -313,6 +314,30 @@ pub(crate) fn run(file_system: FileSystem, losses: u64, seed: u64) -> Result<Tot
         volume += 1;
     }
     Ok(totals)
+}
+
+/// Syncs of files and of directories reach the file system: without power they fail. What they are worth on a file
+/// system that makes more durable than it is asked for, no lost power can tell.
+pub(crate) fn check_syncs(file_system: FileSystem) -> Result<(), String> {
+    let directory = tempfile::tempdir().expect("a directory");
+    let volume = Volume::create(file_system, directory.path())?;
+    let vfs = RealVfs;
+    let names = volume.path().join("names");
+    vfs.create_directory(&names).expect("a directory");
+    let file = vfs
+        .open(&names.join("file"), OpenMode::CreateNew)
+        .expect("a file");
+    file.write_all_at(b"bytes", 0).expect("a write");
+    file.sync_data().expect("a sync with power");
+    vfs.sync_directory(&names).expect("a sync with power");
+    file.write_all_at(b"other", 0).expect("a write");
+    volume.cut_power(false);
+    assert!(file.sync_data().is_err(), "a sync without power");
+    assert!(
+        vfs.sync_directory(&names).is_err(),
+        "a sync of names without power"
+    );
+    Ok(())
 }
 
 /// One volume from its creation on.
