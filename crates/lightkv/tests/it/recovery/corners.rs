@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lightkv::{Db, Error};
-use lightkv_vfs::{DirectoryEntry, FileLock, MemoryVfs, OpenMode, Vfs, VfsFile};
+use lightkv_vfs::{DirectoryEntry, FileLock, MemoryVfs, OpenMode, Operation, Vfs, VfsFile};
 use parking_lot::Mutex;
 
 use super::{Map, Medium, assert_holds, collect, key, put_all, value, wait_until};
@@ -217,8 +217,17 @@ fn an_open_waits_for_all_of_a_close() {
     let db = medium.open();
     let mut map = Map::new();
     put_all(&db, &mut map, 0..200, 1, 100);
-    medium.vfs.set_sync_duration(Duration::from_millis(150));
-    let closing = std::thread::spawn(move || db.close().unwrap());
+    let vfs = medium.vfs.clone();
+    let closing = std::thread::spawn(move || {
+        let closing = std::thread::current().id();
+        vfs.observe_changes(Some(Arc::new(move |operation| {
+            // The last thing that a close does: its image of the pool gets its name.
+            if operation == Operation::Rename && std::thread::current().id() == closing {
+                std::thread::sleep(Duration::from_millis(700));
+            }
+        })));
+        db.close().unwrap();
+    });
     let second = loop {
         match medium.try_open() {
             Ok(second) => break second,
