@@ -5,6 +5,7 @@ mod compaction;
 mod costs;
 mod faults;
 mod linearizability;
+mod memory;
 mod model;
 mod recovery;
 mod regressions;
