@@ -135,6 +135,8 @@ const SYNCS_OFTEN: u64 = 256;
 
 /// Whoever fills a quarter of a file faster than this may fill the rest before the next is prepared.
 const FAST_QUARTER: Duration = Duration::from_millis(250);
+/// So many files are prepared for such a one.
+const PREPARED_FILES_MAX: usize = 2;
 
 #[derive(Debug)]
 struct Appender {
@@ -404,8 +406,10 @@ impl Journal {
                 // Relaxed: a hint.
                 let syncs = self.syncs_since_prepared.swap(0, Ordering::Relaxed);
                 let is_fast = active.started.elapsed() < FAST_QUARTER;
-                self.pool
-                    .want_prepared(if is_fast { 2 } else { 1 }, syncs >= SYNCS_OFTEN);
+                self.pool.want_prepared(
+                    if is_fast { PREPARED_FILES_MAX } else { 1 },
+                    syncs >= SYNCS_OFTEN,
+                );
             }
             _ => {}
         }
@@ -580,6 +584,13 @@ impl Journal {
         let appender = self.appender.lock();
         let older = appender.live.iter().map(|file| file.file.capacity_bytes);
         older.sum::<u64>() + appender.active.capacity_bytes
+    }
+
+    /// Memory of mapped files, in bytes: of the one that takes entries, and of those that are ready to follow
+    /// it, of which there may be two. Pages of full ones are released.
+    pub fn resident_bytes(&self) -> u64 {
+        self.appender.lock().active.capacity_bytes
+            + PREPARED_FILES_MAX as u64 * self.pool.file_bytes()
     }
 
     /// Start of what was not released.

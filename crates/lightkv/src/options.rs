@@ -176,9 +176,14 @@ impl Options {
         self
     }
 
-    /// The ONE cap on memory, in bytes: write buffer, indexes, caches, all of it. At least 16 MiB;
-    /// default 1 GiB. Mapped journal files and pool files are counted; tables bypass the operating
-    /// system's page cache where the file system allows it.
+    /// The ONE cap on memory, in bytes: write buffer, indexes, cache, buffers of flushes, merges and scans, what the
+    /// allocator has beside them. At least 16 MiB, less is refused with [`Error::InvalidOption`] when the store is
+    /// opened; default 1 GiB. From 48 MiB on, the process stays within a tenth and 2 MiB above it, resident pages of mapped journal and pool
+    /// files included, besides what the program itself holds.
+    ///
+    /// Not bounded are the indexes of flushed keys, 4 to 6 bytes each, which are always resident: a budget of
+    /// 10 MB for each million keys leaves about half of it for the rest. Tables bypass the operating system's page
+    /// cache where the file system allows it. [`crate::Stats`] has a figure for each holder.
     pub fn memory_budget(mut self, bytes: u64) -> Self {
         self.memory_budget_bytes = bytes;
         self

@@ -113,16 +113,33 @@ numbers! {
         buffer_bytes,
         /// Cached records and blocks of tables, in bytes.
         cache_bytes,
+        /// Memory of the cache, unused parts of it included, in bytes.
+        cache_memory_bytes,
         /// What the cache may grow to, as the rest of the memory budget leaves it, in bytes.
         cache_capacity_bytes,
-        /// Memory set aside for the write buffer, used or not, in bytes.
+        /// Memory set aside for the write buffer, used or not, or what it has of more, in bytes.
         buffer_reserved_bytes,
-        /// Memory set aside for mapped journal files, in bytes.
+        /// Memory of mapped journal files, in bytes.
         journal_memory_bytes,
         /// Sorted views of unflushed records, in bytes.
         sorted_view_bytes,
         /// Buffers that scans and merges read ahead into, in bytes.
         read_ahead_bytes,
+        /// Buffers, hashes and places of blocks of tables that are being written, in bytes.
+        table_writer_bytes,
+        /// Descriptions of tables and partitions, in bytes; estimated.
+        description_bytes,
+        /// Memory set aside for what else flushes and merges need, in bytes.
+        work_bytes,
+        /// What the general allocator holds beside what it was asked for; estimated, in bytes.
+        allocator_slack_bytes,
+        /// Set aside for what no store can do without: its code, its threads' stacks, what the allocator keeps for
+        /// each thread, in bytes.
+        fixed_bytes,
+        /// All memory together, in bytes, with what is set aside: what the budget is for. The sum of `cache_memory_bytes`,
+        /// `buffer_reserved_bytes`, `journal_memory_bytes`, `index_bytes_flushed`, `index_bytes_memory` and all that follow
+        /// `journal_memory_bytes`.
+        memory_bytes,
         /// Partitions.
         partitions,
         /// Sorted tables.

@@ -18,7 +18,7 @@ use crate::allocator::{ArenaState, ExtentUnits, GENERATION_LEASE};
 use crate::error::Result;
 use crate::options::{Arena, Run, SourceKind};
 use crate::pool::Pool;
-use crate::pool_layout::{MAX_GENERATION, MAX_RUN_UNITS, UnitState, UnitWord};
+use crate::pool_layout::{HEADER_PAGE_BYTES, MAX_GENERATION, MAX_RUN_UNITS, UnitState, UnitWord};
 use crate::source::extent_name;
 
 impl Pool {
@@ -62,14 +62,15 @@ impl Pool {
             let extents_seen = {
                 let state = self.arenas[arena.index()].lock();
                 if state.free_units() >= units {
+                    let end = state.end_of_lowest(units);
                     drop(state);
-                    self.populate_volatile();
+                    self.populate_volatile(end);
                     return Ok(true);
                 }
                 state.extents.len()
             };
             if !self.grow(arena, 1, extents_seen)? {
-                self.populate_volatile();
+                self.populate_volatile(self.size_bytes());
                 return Ok(false);
             }
         }
@@ -261,6 +262,23 @@ impl Pool {
     /// Size of a unit of an arena, in bytes; 0 if the arena is not used.
     pub fn unit_bytes(&self, arena: Arena) -> u32 {
         self.arenas[arena.index()].lock().unit_bytes
+    }
+
+    /// How much memory the system may have given for the pool, in bytes. Plain DRAM: what was faulted in or
+    /// handed out since it was given back. Otherwise all extents: they are faulted in when they are made.
+    pub fn resident_bytes(&self) -> u64 {
+        if self.source_kind() != SourceKind::Volatile {
+            return self.size_bytes();
+        }
+        let arenas = Arena::ALL.iter().map(|arena| {
+            let state = self.arenas[arena.index()].lock();
+            let extents = state.extents.iter().map(|extent| {
+                let table_bytes = extent.data_offset - extent.table_offset + HEADER_PAGE_BYTES;
+                table_bytes + extent.touched_units() * u64::from(extent.unit_bytes)
+            });
+            extents.sum::<u64>()
+        });
+        arenas.sum()
     }
 
     /// Gives the memory of free units back to the system where the pool is plain DRAM, and returns

@@ -119,7 +119,7 @@ pub(crate) struct ExtentUnits {
     /// Generations issued here are greater.
     pub(crate) floor: u32,
     free: UnitSet,
-    /// Units handed out since their memory was last given back.
+    /// Units handed out or faulted in since their memory was last given back.
     touched: UnitSet,
     free_units: u32,
     /// No free run is longer than this.
@@ -219,6 +219,22 @@ impl ExtentUnits {
         unused
     }
 
+    pub(crate) fn touched_units(&self) -> u64 {
+        let words = self.touched.words.iter();
+        words.map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    /// Notes that the memory of a range of the pool, as far as it is of these units, was faulted in.
+    pub(crate) fn touch(&mut self, start: u64, end: u64) {
+        let unit_bytes = u64::from(self.unit_bytes);
+        let unit_of = |offset: u64| {
+            let unit = offset.saturating_sub(self.data_offset).div_ceil(unit_bytes);
+            unit.min(u64::from(self.unit_count)) as u32
+        };
+        let (first, end) = (unit_of(start), unit_of(end));
+        self.touched.set_range(first, end - first, true);
+    }
+
     /// Units in use, ascending ranges.
     pub(crate) fn first_used_from(&self, from: u32) -> u32 {
         self.free.first_absent_from(from, self.unit_count)
@@ -261,6 +277,20 @@ impl ArenaState {
             .iter()
             .map(|extent| u64::from(extent.unit_count))
             .sum()
+    }
+
+    /// Pool offset behind the units that are in use once so many more are, if the lowest are taken first.
+    pub(crate) fn end_of_lowest(&self, units: u64) -> u64 {
+        let mut left = self.total_units() - self.free_units() + units;
+        let mut end = 0;
+        for extent in &self.extents {
+            let count = left.min(u64::from(extent.unit_count));
+            if count > 0 {
+                end = extent.data_offset + count * u64::from(extent.unit_bytes);
+            }
+            left -= count;
+        }
+        end
     }
 
     /// Finds `units` free units in a row and takes them: index of the extent, first unit.

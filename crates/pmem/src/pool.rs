@@ -529,13 +529,13 @@ impl Pool {
         Ok(true)
     }
 
-    /// Faults in the extents of plain DRAM that were not yet, so that no writer waits for the kernel to
-    /// clear pages. Threads that call it at the same time share the work.
-    pub(crate) fn populate_volatile(&self) {
+    /// Faults in plain DRAM up to `end`, what was not yet, so that no writer waits for the kernel to clear
+    /// pages. Threads that call it at the same time share the work.
+    pub(crate) fn populate_volatile(&self, end: u64) {
         if self.kind != SourceKind::Volatile {
             return;
         }
-        let end = self.size_bytes();
+        let end = end.min(self.size_bytes());
         let next_step = |at: u64| (at < end).then(|| (at + POPULATE_STEP_BYTES).min(end));
         // Relaxed: the steps are shared out between the callers, and order nothing.
         while let Ok(offset) =
@@ -543,6 +543,11 @@ impl Pool {
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next_step)
         {
             let len_bytes = (end - offset).min(POPULATE_STEP_BYTES);
+            for arena in &self.arenas {
+                for extent in &mut arena.lock().extents {
+                    extent.touch(offset, offset + len_bytes);
+                }
+            }
             // Large pages make reads faster, but a guest whose host takes free memory back pays for the
             // first touch of one up to twenty times what it pays for small ones: try, and see.
             let wants_large = !self.large_pages_are_slow.load(Ordering::Relaxed);

@@ -6,6 +6,7 @@ use crate::block_builder::{RESTART_BYTES, common_prefix_len};
 use crate::error::Damage;
 use crate::table_layout::{BLOCK_LZ4, BLOCK_RAW, ChecksumSeed, MAX_BLOCK_BYTES, read_u32};
 use crate::varint;
+use lightkv_memory::SharedBytes;
 use std::cmp::Ordering;
 use std::ops::Range;
 
@@ -113,10 +114,18 @@ impl PayloadLayout {
     }
 }
 
-/// A block in memory of its own, as the cache keeps it.
+/// Where a payload lies.
+#[derive(Debug)]
+enum BlockBytes {
+    /// In the cache's memory.
+    Cached(SharedBytes),
+    Own(Box<[u8]>),
+}
+
+/// A block in memory of its own or in the cache's.
 #[derive(Debug)]
 pub(crate) struct Block {
-    bytes: Box<[u8]>,
+    bytes: BlockBytes,
     layout: PayloadLayout,
 }
 
@@ -136,14 +145,29 @@ impl Block {
             payload.into()
         };
         let layout = PayloadLayout::parse(&bytes)?;
+        let bytes = BlockBytes::Own(bytes);
         Ok(Self { bytes, layout })
     }
 
     /// Takes a copy of a checked payload.
     pub(crate) fn from_payload(payload: Payload<'_>) -> Self {
         Self {
-            bytes: payload.bytes.into(),
+            bytes: BlockBytes::Own(payload.bytes.into()),
             layout: payload.layout,
+        }
+    }
+
+    /// The same payload where the cache has stored it.
+    pub(crate) fn cached(bytes: SharedBytes, layout: PayloadLayout) -> Self {
+        let bytes = BlockBytes::Cached(bytes);
+        Self { bytes, layout }
+    }
+
+    /// Its memory, if that is the cache's.
+    pub(crate) fn cached_bytes(&self) -> Option<&SharedBytes> {
+        match &self.bytes {
+            BlockBytes::Cached(bytes) => Some(bytes),
+            BlockBytes::Own(_) => None,
         }
     }
 
@@ -151,15 +175,12 @@ impl Block {
     #[inline]
     pub(crate) fn payload(&self) -> Payload<'_> {
         Payload {
-            bytes: &self.bytes,
+            bytes: match &self.bytes {
+                BlockBytes::Cached(bytes) => bytes,
+                BlockBytes::Own(bytes) => bytes,
+            },
             layout: self.layout,
         }
-    }
-
-    /// Memory used, in bytes.
-    #[inline]
-    pub(crate) fn memory_bytes(&self) -> usize {
-        self.bytes.len() + size_of::<Self>()
     }
 }
 
@@ -204,6 +225,11 @@ impl<'a> Payload<'a> {
     /// Joins a payload with its checked layout.
     pub(crate) fn new(bytes: &'a [u8], layout: PayloadLayout) -> Self {
         Self { bytes, layout }
+    }
+
+    /// All of it, and its layout.
+    pub(crate) fn parts(self) -> (&'a [u8], PayloadLayout) {
+        (self.bytes, self.layout)
     }
 
     /// Bytes at a place that an entry of this payload named.

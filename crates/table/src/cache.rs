@@ -11,12 +11,19 @@
 //! ages out. A cached record is the newest version of its key in its table. What is in here was checked
 //! against its checksum when it was read.
 //!
+//! MEMORY. What is cached lies in an arena of its own (`lightkv_memory`), so that its size is known and it can be given
+//! back, which no general allocator promises. The arena has as many chunks as the capacity allows beside the entries of
+//! the policy. Chunks have holes, so not all of the capacity can hold something: the policy's limit (`fill_bytes`) is
+//! lowered when there is no room although it allowed more, and raised slowly while there is.
+//!
 //! CONCURRENCY. `quick_cache`: shards with a lock each. Its policy (a clock with a queue for what was seen
 //! once, and a memory of what left it) keeps long scans from washing out what is used repeatedly.
 
 use crate::EntryKind;
-use crate::block::Block;
+use crate::block::{Block, Payload};
 use crate::reader::Found;
+use lightkv_memory::{ByteArena, SharedBytes};
+use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 use quick_cache::{OptionsBuilder, Weighter};
 use std::sync::Arc;
@@ -47,37 +54,52 @@ impl CacheKey {
 #[derive(Clone)]
 enum Cached {
     Block(Arc<Block>),
-    Record(Arc<[u8]>),
+    Record(SharedBytes),
 }
 
-/// The cache's own entry, reference counts and what the allocator adds, in bytes.
-const ENTRY_BYTES: usize = 128;
+impl Cached {
+    fn bytes(&self) -> Option<&SharedBytes> {
+        match self {
+            Self::Block(block) => block.cached_bytes(),
+            Self::Record(record) => Some(record),
+        }
+    }
+}
+
+/// What the policy has for an entry, and for what it remembers of evicted ones: measured with entries of 100 and
+/// 1,000 bytes (`MemoryUsed` of `quick_cache`), room for growth included.
+const ENTRY_BYTES: u64 = 128;
+/// What is evicted at once when there is no room: such a part of the capacity, and no more than takes a moment.
+const FILL_STEP_PART: u64 = 128;
+const FILL_STEP_BYTES_MAX: u64 = 1 << 20;
+/// After so many entries that found room, the policy's limit is raised by a fraction of such a step.
+const FILL_RAISE_ENTRIES: u64 = 256;
+const FILL_RAISE_PART: u64 = 16;
+/// What is given up at once of chunks when entries became shorter, as a part of the capacity.
+const SHORTER_PART: u64 = 16;
+/// The lowest it gets, as a part of the capacity. Long blocks leave most holes.
+const FILL_PART_MIN: u64 = 2;
 
 #[derive(Clone)]
 struct ByMemory;
 
 impl Weighter<CacheKey, Cached> for ByMemory {
     fn weight(&self, _key: &CacheKey, cached: &Cached) -> u64 {
-        let bytes = match cached {
-            Cached::Block(block) => block.memory_bytes(),
-            Cached::Record(record) => record.len(),
-        };
-        (bytes + ENTRY_BYTES) as u64
+        let bytes = cached.bytes().map_or(0, SharedBytes::memory_bytes);
+        bytes as u64 + ENTRY_BYTES
     }
 }
 
 /// Sequence number, kind and length of the key, before key and value.
 const RECORD_HEAD_BYTES: usize = 13;
 
-/// Puts a record into one piece of memory.
-fn encode_record(key: &[u8], found: &Found) -> Arc<[u8]> {
-    let mut bytes = Vec::with_capacity(RECORD_HEAD_BYTES + key.len() + found.value.len());
-    bytes.extend_from_slice(&found.sequence.to_le_bytes());
-    bytes.push(found.kind as u8);
-    bytes.extend_from_slice(&(key.len() as u32).to_le_bytes());
-    bytes.extend_from_slice(key);
-    bytes.extend_from_slice(&found.value);
-    bytes.into()
+/// What comes before key and value.
+fn encode_head(key: &[u8], found: &Found) -> [u8; RECORD_HEAD_BYTES] {
+    let mut head = [0; RECORD_HEAD_BYTES];
+    head[..8].copy_from_slice(&found.sequence.to_le_bytes());
+    head[8] = found.kind as u8;
+    head[9..].copy_from_slice(&(key.len() as u32).to_le_bytes());
+    head
 }
 
 /// Takes the value out of a record, if it is that of `key` and not newer than `max_sequence`.
@@ -100,6 +122,12 @@ fn decode_record(bytes: &[u8], key: &[u8], max_sequence: u64) -> Option<Found> {
 /// The cache of one store.
 pub(crate) struct TableCache {
     entries: Option<Cache<CacheKey, Cached, ByMemory>>,
+    memory: ByteArena,
+    /// Relaxed, as all numbers here: limits, which hold a moment later.
+    capacity_bytes: AtomicU64,
+    fill: Mutex<Fill>,
+    /// Entries that found room since the fill limit changed.
+    stored: AtomicU64,
     /// Bytes of the tables that are open.
     open_table_bytes: AtomicU64,
 }
@@ -109,25 +137,85 @@ impl TableCache {
     pub(crate) fn new(capacity_bytes: u64) -> Self {
         Self {
             entries: new_entries(capacity_bytes),
+            memory: ByteArena::new(chunk_bytes(capacity_bytes)),
+            capacity_bytes: AtomicU64::new(capacity_bytes),
+            fill: Mutex::new(Fill {
+                bytes: capacity_bytes,
+            }),
+            stored: AtomicU64::new(0),
             open_table_bytes: AtomicU64::new(0),
         }
     }
 
-    /// Memory in use, in bytes.
+    /// Memory of the entries, in bytes.
     pub(crate) fn used_bytes(&self) -> u64 {
         self.entries.as_ref().map_or(0, |entries| entries.weight())
     }
 
-    pub(crate) fn capacity_bytes(&self) -> u64 {
-        self.entries
-            .as_ref()
-            .map_or(0, |entries| entries.capacity())
+    /// Memory that it has, in bytes: mapped for entries, holes included, and of the policy.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let entries = self.entries.as_ref().map_or(0, |entries| entries.len());
+        self.memory.mapped_bytes() + entries as u64 * ENTRY_BYTES
     }
 
-    pub(crate) fn set_capacity_bytes(&self, capacity_bytes: u64) {
-        if let Some(entries) = &self.entries {
-            entries.set_capacity(capacity_bytes);
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        match &self.entries {
+            Some(_) => self.capacity_bytes.load(Ordering::Relaxed),
+            None => 0,
         }
+    }
+
+    /// Changes the capacity. What is too much goes at once, but for what readers hold.
+    pub(crate) fn set_capacity_bytes(&self, capacity_bytes: u64) {
+        let Some(entries) = &self.entries else { return };
+        let mut fill = self.fill.lock();
+        let before = self.capacity_bytes.swap(capacity_bytes, Ordering::Relaxed);
+        // As full as it was.
+        let part = fill.bytes as f64 / before.max(1) as f64;
+        fill.set(entries, (capacity_bytes as f64 * part) as u64);
+        Self::give_up_chunks(&self.memory, entries, capacity_bytes);
+    }
+
+    /// Leaves no more chunks than a capacity allows beside the policy's entries.
+    fn give_up_chunks(
+        memory: &ByteArena,
+        entries: &Cache<CacheKey, Cached, ByMemory>,
+        capacity_bytes: u64,
+    ) {
+        let kept_bytes = entries.len() as u64 * ENTRY_BYTES;
+        if memory.give_up(capacity_bytes.saturating_sub(kept_bytes)) {
+            let stays = |_: &CacheKey, cached: &Cached| {
+                cached.bytes().is_none_or(|bytes| !bytes.is_leaving())
+            };
+            entries.retain(stays);
+        }
+    }
+
+    /// Puts bytes into the cache's memory; `None` if there is no room. Room is made then for those who come later.
+    fn store(
+        &self,
+        entries: &Cache<CacheKey, Cached, ByMemory>,
+        parts: &[&[u8]],
+    ) -> Option<SharedBytes> {
+        let capacity_bytes = self.capacity_bytes.load(Ordering::Relaxed);
+        let may_map = |bytes: u64| self.memory_bytes() + bytes <= capacity_bytes;
+        let stored = self.memory.store(parts, may_map);
+        if stored.is_some() {
+            let count = self.stored.fetch_add(1, Ordering::Relaxed);
+            if count % FILL_RAISE_ENTRIES == FILL_RAISE_ENTRIES - 1 {
+                self.fill.lock().raise(entries, capacity_bytes);
+                if self.memory_bytes() > capacity_bytes {
+                    // Entries became shorter, and so more: their chunks are too many. Noticeably fewer, because
+                    // all entries are looked at for that.
+                    let part_bytes = capacity_bytes / SHORTER_PART;
+                    Self::give_up_chunks(&self.memory, entries, capacity_bytes - part_bytes);
+                }
+            }
+        } else if let Some(mut fill) = self.fill.try_lock() {
+            self.stored.store(0, Ordering::Relaxed);
+            fill.lower(entries, capacity_bytes);
+        }
+        stored
     }
 
     /// Notes that a table was opened. Relaxed here and below: a hint about proportions.
@@ -171,10 +259,14 @@ impl TableCache {
             .is_some_and(|entries| entries.contains_key(&CacheKey::of_block(key)))
     }
 
-    pub(crate) fn insert_block(&self, key: BlockKey, block: Arc<Block>) {
-        if let Some(entries) = &self.entries {
-            entries.insert(CacheKey::of_block(key), Cached::Block(block));
-        }
+    /// Keeps a copy of a block, if there is room for it.
+    pub(crate) fn insert_block(&self, key: BlockKey, payload: Payload<'_>) -> Option<Arc<Block>> {
+        let entries = self.entries.as_ref()?;
+        let (bytes, layout) = payload.parts();
+        let stored = self.store(entries, &[bytes])?;
+        let block = Arc::new(Block::cached(stored, layout));
+        entries.insert(CacheKey::of_block(key), Cached::Block(Arc::clone(&block)));
+        Some(block)
     }
 
     pub(crate) fn forget_block(&self, key: BlockKey) {
@@ -199,13 +291,53 @@ impl TableCache {
         }
     }
 
-    /// Keeps the newest version of `key` in a table.
+    /// Keeps the newest version of `key` in a table, if there is room for it.
     pub(crate) fn insert_record(&self, table_id: u64, hash: u64, key: &[u8], found: &Found) {
         if let Some(entries) = &self.entries {
-            let record = Cached::Record(encode_record(key, found));
-            entries.insert(CacheKey::of_record(table_id, hash), record);
+            let head = encode_head(key, found);
+            if let Some(record) = self.store(entries, &[&head, key, &found.value]) {
+                entries.insert(CacheKey::of_record(table_id, hash), Cached::Record(record));
+            }
         }
     }
+}
+
+/// What the policy may keep, which is less than the capacity.
+#[derive(Debug)]
+struct Fill {
+    bytes: u64,
+}
+
+impl Fill {
+    fn set(&mut self, entries: &Cache<CacheKey, Cached, ByMemory>, bytes: u64) {
+        self.bytes = bytes;
+        entries.set_capacity(bytes);
+    }
+
+    /// Evicts a part: there are too many holes, or long ones are needed.
+    fn lower(&mut self, entries: &Cache<CacheKey, Cached, ByMemory>, capacity_bytes: u64) {
+        let kept_bytes = entries.weight().min(self.bytes);
+        let lower = kept_bytes.saturating_sub(fill_step_bytes(capacity_bytes));
+        self.set(entries, lower.max(capacity_bytes / FILL_PART_MIN));
+    }
+
+    fn raise(&mut self, entries: &Cache<CacheKey, Cached, ByMemory>, capacity_bytes: u64) {
+        if self.bytes < capacity_bytes {
+            let higher = self.bytes + fill_step_bytes(capacity_bytes) / FILL_RAISE_PART;
+            self.set(entries, higher.min(capacity_bytes));
+        }
+    }
+}
+
+fn fill_step_bytes(capacity_bytes: u64) -> u64 {
+    (capacity_bytes / FILL_STEP_PART).min(FILL_STEP_BYTES_MAX)
+}
+
+/// Chunks few enough to be looked through, and many enough that giving one up is a small change.
+fn chunk_bytes(capacity_bytes: u64) -> usize {
+    const CHUNKS: u64 = 128;
+    let wanted = (capacity_bytes / CHUNKS).clamp(64 << 10, 4 << 20);
+    1 << wanted.ilog2()
 }
 
 fn new_entries(capacity_bytes: u64) -> Option<Cache<CacheKey, Cached, ByMemory>> {
@@ -238,13 +370,10 @@ fn new_entries(capacity_bytes: u64) -> Option<Cache<CacheKey, Cached, ByMemory>>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block::{Payload, PayloadLayout};
+    use crate::block::PayloadLayout;
 
-    fn block(len: usize) -> Arc<Block> {
-        Arc::new(Block::from_payload(Payload::new(
-            &vec![0; len],
-            PayloadLayout::default(),
-        )))
+    fn block(bytes: &[u8]) -> Payload<'_> {
+        Payload::new(bytes, PayloadLayout::default())
     }
 
     fn found(sequence: u64, value: &[u8]) -> Found {
@@ -260,9 +389,10 @@ mod tests {
         for capacity_bytes in [100_000, 1 << 20, 10 << 20] {
             let cache = TableCache::new(capacity_bytes);
             for number in 0..5000u64 {
-                cache.insert_block((number % 2, number), block(4000));
+                cache.insert_block((number % 2, number), block(&[0; 4000]));
                 cache.insert_record(2, number << 1, b"key", &found(1, &[0; 100]));
                 assert!(cache.used_bytes() <= capacity_bytes);
+                assert!(cache.memory_bytes() <= capacity_bytes);
             }
             assert!(cache.used_bytes() > capacity_bytes / 2);
             for number in 0..5000 {
@@ -272,6 +402,7 @@ mod tests {
             assert!((0..5000).any(|number| cache.has_block((1, number))));
             cache.set_capacity_bytes(50_000);
             assert!(cache.used_bytes() <= 50_000);
+            assert!(cache.memory_bytes() <= 50_000);
         }
     }
 
@@ -309,7 +440,7 @@ mod tests {
                 }
             }
             for number in 0..2000 {
-                cache.insert_block((2, round * 2000 + number), block(4000));
+                cache.insert_block((2, round * 2000 + number), block(&[0; 4000]));
             }
         }
         let kept = (0..hot).filter(|number| is_cached(*number)).count();
@@ -330,10 +461,69 @@ mod tests {
         assert!(cache.holds_all_twice());
     }
 
+    /// Entries of other lengths than before find room, though what is evicted leaves holes of the old lengths.
+    #[test]
+    fn it_is_well_filled_whatever_came_before() {
+        let capacity_bytes = 8 << 20;
+        let cache = TableCache::new(capacity_bytes);
+        let mut number = 0;
+        for (round, len) in [100, 1000, 4000, 12_000, 300, 4000, 100]
+            .into_iter()
+            .enumerate()
+        {
+            let mut kept = 0;
+            let entries = 4 * capacity_bytes / (len as u64 + 200);
+            for _ in 0..entries {
+                number += 1;
+                if round % 2 == 0 {
+                    cache.insert_record(7, number << 1, b"key", &found(1, &vec![5; len]));
+                    kept += u64::from(cache.record(7, number << 1, b"key", 1).is_some());
+                } else {
+                    kept += u64::from(
+                        cache
+                            .insert_block((1, number), block(&vec![0; len]))
+                            .is_some(),
+                    );
+                }
+                let noticed_bytes = FILL_RAISE_ENTRIES * ENTRY_BYTES;
+                assert!(cache.memory_bytes() <= capacity_bytes + noticed_bytes);
+            }
+            assert!(
+                kept >= entries * 9 / 10,
+                "{kept} of {entries} of {len} bytes"
+            );
+            let used_bytes = cache.used_bytes();
+            assert!(
+                used_bytes > capacity_bytes * 7 / 10,
+                "{used_bytes} with {len} bytes"
+            );
+        }
+    }
+
+    /// A cache that shrinks gives its memory back, but for what somebody holds.
+    #[test]
+    fn what_it_gives_up_returns_to_the_system() {
+        let capacity_bytes = 8 << 20;
+        let cache = TableCache::new(capacity_bytes);
+        let mut held = Vec::new();
+        for number in 0..10_000 {
+            let kept = cache.insert_block((1, number), block(&[0; 4000]));
+            held.extend(kept.filter(|_| number % 1000 == 0));
+            cache.insert_record(2, number << 1, b"key", &found(1, &[0; 100]));
+        }
+        assert!(cache.memory_bytes() > capacity_bytes * 8 / 10);
+        cache.set_capacity_bytes(capacity_bytes / 4);
+        let held_bytes = (held.len() * chunk_bytes(capacity_bytes)) as u64;
+        assert!(cache.memory_bytes() <= capacity_bytes / 4 + held_bytes);
+        drop(held);
+        assert!(cache.memory_bytes() <= capacity_bytes / 4);
+        assert!(cache.used_bytes() > capacity_bytes / 8);
+    }
+
     #[test]
     fn no_cache_caches_nothing() {
         let cache = TableCache::new(0);
-        cache.insert_block((1, 1), block(10));
+        cache.insert_block((1, 1), block(&[0; 10]));
         cache.insert_record(1, 1, b"key", &found(1, b"value"));
         assert!(!cache.has_block((1, 1)));
         assert_eq!(cache.record(1, 1, b"key", 1), None);

@@ -9,6 +9,8 @@
 //!
 //! A key that was not built in gets an arbitrary number.
 
+use lightkv_memory::MappedVec;
+
 /// Shape of the array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Geometry {
@@ -122,10 +124,10 @@ struct Peeled {
 /// Memory of the construction, kept for further attempts.
 #[derive(Default)]
 pub(crate) struct Builder {
-    slots: Vec<PeelSlot>,
-    peeled: Vec<Peeled>,
+    slots: MappedVec<PeelSlot>,
+    peeled: MappedVec<Peeled>,
     alone: Vec<u32>,
-    sorted: Vec<(u64, u32)>,
+    sorted: MappedVec<(u64, u32)>,
 }
 
 /// From so many keys on, they are inserted in the order of their first slots: the peel slots then no
@@ -133,6 +135,10 @@ pub(crate) struct Builder {
 const SORT_FROM_KEYS: usize = 1 << 15;
 
 impl Builder {
+    /// Memory for each slot and each key, in bytes.
+    pub(crate) const SLOT_BYTES: usize = size_of::<PeelSlot>();
+    pub(crate) const KEY_BYTES: usize = size_of::<Peeled>() + size_of::<(u64, u32)>();
+
     /// Tries one seed. `numbers` gives each hash its number; `slot_value` turns a mixed hash and its
     /// number into what the three slots must yield. Returns the slots, or `None` if peeling failed,
     /// which equal hashes always cause.
@@ -143,13 +149,13 @@ impl Builder {
         hashes: &[u64],
         numbers: &[u32],
         slot_value: impl Fn(u64, u32) -> u64,
-    ) -> Option<Vec<u64>> {
+    ) -> Option<MappedVec<u64>> {
         self.slots.clear();
         self.slots
             .resize(geometry.slots() as usize, PeelSlot::default());
         if hashes.len() >= SORT_FROM_KEYS {
             self.sort(seed, hashes, numbers);
-            for &(mixed, number) in &self.sorted {
+            for &(mixed, number) in self.sorted.iter() {
                 insert(&mut self.slots, geometry, mixed, number);
             }
         } else {
@@ -157,11 +163,11 @@ impl Builder {
                 insert(&mut self.slots, geometry, mix(hash, seed), number);
             }
         }
-        self.peel(geometry);
+        self.peel(geometry, hashes.len());
         if self.peeled.len() < hashes.len() {
             return None;
         }
-        let mut values = vec![0u64; geometry.slots() as usize];
+        let mut values = MappedVec::filled(geometry.slots() as usize, 0u64);
         for key in self.peeled.iter().rev() {
             let [a, b, c] = geometry.positions(key.mixed);
             // The key's own slot is still 0 here.
@@ -192,8 +198,9 @@ impl Builder {
         }
     }
 
-    fn peel(&mut self, geometry: Geometry) {
+    fn peel(&mut self, geometry: Geometry, keys: usize) {
         self.peeled.clear();
+        self.peeled.reserve(keys);
         self.alone.clear();
         for start in 0..self.slots.len() {
             // Following each lone slot at once keeps the work in one part of the array.

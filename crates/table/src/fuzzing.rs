@@ -171,7 +171,7 @@ pub fn stored_block(input: &[u8]) {
     assert_eq!(parsed.is_some(), block.is_some());
     if let (Some(payload), Some(block)) = (parsed, &block) {
         assert!(payload.len() <= MAX_BLOCK_BYTES);
-        assert!(block.memory_bytes() >= payload.len());
+        assert_eq!(block.payload().parts().0, payload);
     }
     let moved = open_stored(&stored, seed, BLOCK_OFFSET + 8, &mut scratch).is_ok();
     assert!(

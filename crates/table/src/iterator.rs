@@ -21,6 +21,8 @@ use std::sync::Arc;
 
 /// Longest read ahead by default, and length of every read in compaction mode.
 const READ_AHEAD_BYTES_MAX: usize = 256 << 10;
+/// A merge that reads less at once spends its time waiting for the device.
+const READ_AHEAD_BYTES_MIN: usize = 16 << 10;
 /// Each read ahead of a scan is so many times as long as the one before.
 pub const READ_AHEAD_GROWTH: usize = 5;
 /// So much of a scan is put into the cache; what follows is not.
@@ -31,7 +33,7 @@ const CACHED_SCAN_BYTES: usize = 128 << 10;
 pub enum Access {
     /// A user's scan: read ahead grows with its length.
     Scan,
-    /// A merge of whole tables: reads 256 KiB at a time, leaves the block cache alone, and drops what
+    /// A merge of whole tables: always reads as much at a time as it may, leaves the block cache alone, and drops what
     /// it has read from the kernel's page cache.
     Compaction,
 }
@@ -45,7 +47,7 @@ pub struct IteratorOptions {
     pub access: Access,
     /// Length of a scan's first read after a seek, in bytes; one block if that is longer.
     pub first_read_bytes: usize,
-    /// Longest read ahead of a scan, in bytes.
+    /// Longest read ahead, in bytes.
     pub read_ahead_bytes_max: usize,
 }
 
@@ -70,6 +72,14 @@ impl IteratorOptions {
             first_read_bytes: 0,
             read_ahead_bytes_max: READ_AHEAD_BYTES_MAX,
         }
+    }
+
+    /// The same with a longest read of so many bytes, if that is less; no shorter than 16 KiB.
+    pub fn with_read_ahead_max(mut self, bytes: usize) -> Self {
+        self.read_ahead_bytes_max = self
+            .read_ahead_bytes_max
+            .min(bytes.max(READ_AHEAD_BYTES_MIN));
+        self
     }
 }
 
@@ -627,7 +637,7 @@ impl TableIterator {
     /// How much to read next.
     fn next_read_bytes(&self) -> usize {
         match self.options.access {
-            Access::Compaction => READ_AHEAD_BYTES_MAX,
+            Access::Compaction => self.options.read_ahead_bytes_max,
             Access::Scan => (READ_AHEAD_GROWTH * self.planned_bytes)
                 .max(self.options.first_read_bytes)
                 .min(self.options.read_ahead_bytes_max),
@@ -766,11 +776,9 @@ impl TableIterator {
             open_stored(stored, self.reader.seed, offset, &mut blocks.scratch).and_then(|stored| {
                 let layout = PayloadLayout::parse(stored.payload())?;
                 if cache_it {
-                    let block = Block::from_payload(Payload::new(stored.payload(), layout));
-                    self.reader
-                        .shared
-                        .cache
-                        .insert_block((self.reader.table_id, offset), Arc::new(block));
+                    let payload = Payload::new(stored.payload(), layout);
+                    let cache = &self.reader.shared.cache;
+                    cache.insert_block((self.reader.table_id, offset), payload);
                 }
                 Ok(match stored {
                     Opened::InPlace(payload) => {

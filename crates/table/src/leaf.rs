@@ -222,6 +222,14 @@ pub(crate) struct LeafIdentity {
 /// Attempts with more and more slots before giving up; see `fuse.rs`.
 const ATTEMPTS: u32 = 40;
 
+/// Memory that [`build_leaf`] needs for so many keys, its result included, in bytes.
+pub(crate) fn leaf_memory_bytes(keys: usize) -> usize {
+    // The arrays of the construction, the slots' values, and what is packed from them.
+    let slot_bytes = Builder::SLOT_BYTES + size_of::<u64>() + size_of::<u64>();
+    let slots = keys as f64 * slots_per_key(keys);
+    keys * Builder::KEY_BYTES + (slots * slot_bytes as f64) as usize
+}
+
 /// Builds a leaf: `hashes[i]` is the hash of a key, `numbers[i]` the block of its newest version.
 /// Works for all input; equal hashes and hopeless ones are sent to the index.
 pub(crate) fn build_leaf(identity: LeafIdentity, hashes: &[u64], numbers: &[u32]) -> Vec<u8> {

@@ -99,6 +99,9 @@ pub struct TableOptions {
     pub block_bytes: usize,
     /// Only for writing.
     pub compression: Compression,
+    /// A writer writes about so many bytes at once, and has a buffer for them. Only for writing. From 64 KiB to
+    /// 16 MiB, as above.
+    pub write_bytes: usize,
     /// Key of [`hash_key`]: a secret of the store, the same for ever.
     pub hash_seed: u64,
     /// Number of the store: a table of another store is refused.
@@ -106,11 +109,12 @@ pub struct TableOptions {
 }
 
 impl Default for TableOptions {
-    /// 4 KiB blocks without compression, seed and identity 0.
+    /// 4 KiB blocks without compression, written 1 MiB at a time, seed and identity 0.
     fn default() -> Self {
         Self {
             block_bytes: 4096,
             compression: Compression::None,
+            write_bytes: 1 << 20,
             hash_seed: 0,
             store_identity: 0,
         }

@@ -11,7 +11,9 @@ use crate::table_layout::{
 };
 use crate::verify::rebuild_leaf;
 use crate::{HashFunction, TableOptions};
+use lightkv_memory::MappedVec;
 use lightkv_vfs::{OpenMode, Vfs, VfsFile};
+use std::ops::DerefMut;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -60,7 +62,7 @@ impl TableReader {
         });
         let found = given.or_else(|| {
             let bytes = opening.leaf_bytes(&footer, &tail).ok()?;
-            let leaf = Leaf::attach_with(Box::new(bytes), table_id, store_identity, check).ok()?;
+            let leaf = Leaf::attach_with(bytes, table_id, store_identity, check).ok()?;
             (leaf.blocks() == footer.block_count).then_some((leaf, LeafSource::File))
         });
         shared.cache.table_opened(file_len);
@@ -106,8 +108,13 @@ impl TableReader {
 /// The end of a file, as far as it was read.
 struct Tail {
     start: u64,
-    bytes: Vec<u8>,
+    /// As long as the leaf, and gone in a moment.
+    bytes: MappedVec<u8>,
 }
+
+/// Leaves from this length on have a mapping of their own: they live long, and have all lengths, so that an allocator
+/// would be left with holes between them. Not shorter ones, because the kernel limits the number of mappings.
+const MAPPED_LEAF_BYTES_MIN: usize = 32 << 10;
 
 /// A file on its way to become a reader.
 struct Opening<'a> {
@@ -164,14 +171,13 @@ impl Opening<'_> {
     }
 
     fn read_tail(&self, start: u64) -> Result<Tail> {
-        Ok(Tail {
-            start,
-            bytes: self.read(start, (self.file_len - start) as usize)?,
-        })
+        let bytes = MappedVec::zeroed((self.file_len - start) as usize);
+        let bytes = self.read(start, bytes)?;
+        Ok(Tail { start, bytes })
     }
 
-    fn read(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; len];
+    /// Fills a buffer from a place in the file on.
+    fn read<B: DerefMut<Target = [u8]>>(&self, offset: u64, mut bytes: B) -> Result<B> {
         self.file
             .read_exact_at(&mut bytes, offset)
             .map_err(|error| TableError::from_io(self.path, "read", offset, error))?;
@@ -186,7 +192,9 @@ impl Opening<'_> {
         let version = bytes.and_then(Footer::version);
         let (Some(bytes), Some(VERSION)) = (bytes, version) else {
             let header_version = match self.file_len {
-                len if len >= HEADER_BYTES as u64 => header_version(&self.read(0, HEADER_BYTES)?),
+                len if len >= HEADER_BYTES as u64 => {
+                    header_version(&self.read(0, vec![0; HEADER_BYTES])?)
+                }
                 _ => None,
             };
             return Err(match (header_version, version) {
@@ -219,11 +227,20 @@ impl Opening<'_> {
     }
 
     /// The file's copy of the leaf, unchecked.
-    fn leaf_bytes(&self, footer: &Footer, tail: &Tail) -> Result<Vec<u8>> {
-        if tail.start <= footer.leaf_offset {
-            return Ok(tail.part(footer.leaf_offset, footer.leaf_len).to_vec());
+    fn leaf_bytes(&self, footer: &Footer, tail: &Tail) -> Result<Box<dyn LeafBytes>> {
+        let (offset, len) = (footer.leaf_offset, footer.leaf_len as usize);
+        if len < MAPPED_LEAF_BYTES_MIN {
+            return match tail.start <= offset {
+                true => Ok(Box::new(tail.part(offset, len as u64).to_vec())),
+                false => Ok(Box::new(self.read(offset, vec![0; len])?)),
+            };
         }
-        self.read(footer.leaf_offset, footer.leaf_len as usize)
+        let mut bytes = MappedVec::zeroed(len);
+        if tail.start > offset {
+            return Ok(Box::new(self.read(offset, bytes)?));
+        }
+        bytes.copy_from_slice(tail.part(offset, len as u64));
+        Ok(Box::new(bytes))
     }
 }
 
@@ -266,9 +283,15 @@ mod tests {
 
     fn write(hash: HashFunction) -> Arc<dyn Vfs> {
         let vfs: Arc<dyn Vfs> = Arc::new(MemoryVfs::new());
-        let mut writer =
-            TableWriter::create_with_hash(Arc::clone(&vfs), Path::new(PATH), 1, options(), hash)
-                .unwrap();
+        let mut writer = TableWriter::create_with_hash(
+            Arc::clone(&vfs),
+            Path::new(PATH),
+            1,
+            options(),
+            hash,
+            None,
+        )
+        .unwrap();
         writer.add_reference(5);
         for number in 0..KEYS {
             for sequence in [9, 4] {

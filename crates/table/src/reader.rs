@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering as MemoryOrdering};
 
 /// A thread's buffer for reading single blocks keeps no more memory than this between reads.
-const KEPT_BUFFER_BYTES_MAX: usize = 256 << 10;
+const KEPT_BUFFER_BYTES_MAX: usize = 64 << 10;
 
 thread_local! {
     /// Where this thread reads single blocks to. Taken out while in use.
@@ -478,16 +478,20 @@ impl TableReader {
         len: usize,
         fill_cache: bool,
     ) -> Result<Arc<Block>> {
-        let block = self.with_stored(offset, len, |stored| {
-            Block::from_stored(stored, self.seed, offset)
-        })?;
-        let block = Arc::new(block);
-        if fill_cache {
-            self.shared
-                .cache
-                .insert_block((self.table_id, offset), Arc::clone(&block));
-        }
-        Ok(block)
+        self.with_stored(offset, len, |stored| {
+            if !fill_cache {
+                return Ok(Arc::new(Block::from_stored(stored, self.seed, offset)?));
+            }
+            let mut scratch = Vec::new();
+            let opened = open_stored(stored, self.seed, offset, &mut scratch)?;
+            let layout = PayloadLayout::parse(opened.payload())?;
+            let payload = Payload::new(opened.payload(), layout);
+            let cache = &self.shared.cache;
+            match cache.insert_block((self.table_id, offset), payload) {
+                Some(block) => Ok(block),
+                None => Ok(Arc::new(Block::from_payload(payload))),
+            }
+        })
     }
 
     /// The block that holds the first entry at or behind (`key`, `sequence`), unless that is the first

@@ -2,6 +2,7 @@
 
 use crate::cache::TableCache;
 use crate::file_handles::FileHandles;
+use parking_lot::Mutex;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,6 +14,10 @@ pub struct TableShared {
     /// Sums of what readers and iterators hold. Relaxed everywhere: levels for display and for shares.
     index_bytes: AtomicU64,
     read_ahead_bytes: AtomicU64,
+    writer_bytes: AtomicU64,
+    /// Buffers of writers that are gone, for the next ones: the store's largest allocations, which would be made and
+    /// freed all the time.
+    write_buffers: Mutex<Vec<Vec<u8>>>,
     /// Reads that somebody waits for.
     waiting_reads: Counter,
 }
@@ -26,6 +31,10 @@ impl Drop for WaitingRead<'_> {
         self.0.waiting_reads.add(1_u64.wrapping_neg());
     }
 }
+
+/// So many buffers are kept for writers, of at most so many bytes.
+const WRITE_BUFFERS_MAX: usize = 4;
+const WRITE_BUFFER_BYTES_MAX: usize = 2 << 20;
 
 impl fmt::Debug for TableShared {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -48,6 +57,8 @@ impl TableShared {
             counters: Counters::default(),
             index_bytes: AtomicU64::new(0),
             read_ahead_bytes: AtomicU64::new(0),
+            writer_bytes: AtomicU64::new(0),
+            write_buffers: Mutex::default(),
             waiting_reads: Counter::default(),
         }
     }
@@ -75,9 +86,14 @@ impl TableShared {
         }
     }
 
-    /// Memory the cache uses now, in bytes.
+    /// Memory of what is cached now, in bytes.
     pub fn cache_bytes(&self) -> u64 {
         self.cache.used_bytes()
+    }
+
+    /// Memory the cache has now, in bytes: what is cached, and what it has for that and does not use.
+    pub fn cache_memory_bytes(&self) -> u64 {
+        self.cache.memory_bytes()
     }
 
     /// Limit of the cache, in bytes.
@@ -99,6 +115,33 @@ impl TableShared {
     /// What all iterators hold to read ahead, in bytes.
     pub fn read_ahead_bytes(&self) -> u64 {
         self.read_ahead_bytes.load(Ordering::Relaxed)
+    }
+
+    /// What all writers hold, in bytes: buffers, and what becomes index and leaf. Buffers that wait for the next
+    /// writer are counted.
+    pub fn writer_bytes(&self) -> u64 {
+        let waiting = self.write_buffers.lock();
+        let waiting_bytes: usize = waiting.iter().map(Vec::capacity).sum();
+        self.writer_bytes.load(Ordering::Relaxed) + waiting_bytes as u64
+    }
+
+    /// A buffer that another writer has left, or an empty one.
+    pub(crate) fn take_write_buffer(&self) -> Vec<u8> {
+        self.write_buffers.lock().pop().unwrap_or_default()
+    }
+
+    /// Takes the buffer of a writer that is done.
+    pub(crate) fn keep_write_buffer(&self, mut buffer: Vec<u8>) {
+        let mut waiting = self.write_buffers.lock();
+        if waiting.len() < WRITE_BUFFERS_MAX && buffer.capacity() <= WRITE_BUFFER_BYTES_MAX {
+            buffer.clear();
+            waiting.push(buffer);
+        }
+    }
+
+    /// Notes that a writer holds more or less than before.
+    pub(crate) fn note_writer(&self, before_bytes: u64, now_bytes: u64) {
+        note(&self.writer_bytes, before_bytes, now_bytes);
     }
 
     /// Notes that a reader was opened, with an index of so many bytes, or went away.
@@ -181,7 +224,7 @@ pub struct CounterValues {
     pub table_reads: u64,
     /// Bytes of those reads.
     pub table_bytes_read: u64,
-    /// Bytes of finished tables, of writers made [`with_shared`](crate::TableWriter::with_shared).
+    /// Bytes of finished tables, of writers made with [`create_shared`](crate::TableWriter::create_shared).
     pub table_bytes_written: u64,
     /// Write calls of those writers, unfinished tables included.
     pub table_writes: u64,

@@ -1,7 +1,7 @@
 //! Writes a table.
 //!
 //! Entries go straight into the buffer that is written to the file, so a value is copied once. The
-//! buffer leaves in pieces of whole pages and about 1 MiB, past the page cache: what was written is not
+//! buffer leaves in pieces of whole pages and about 1 MiB (`TableOptions::write_bytes`), past the page cache: what was written is not
 //! what will be read soon, and the kernel need not copy it, age it and write it back. Where that is
 //! impossible the kernel is asked to write each piece back at once: the sync at the end then finds little
 //! left to do.
@@ -11,7 +11,7 @@ use crate::block_offsets::BlockOffsets;
 use crate::compressor::Compressor;
 use crate::error::{Result, TableError};
 use crate::index_builder::{IndexBlock, Separators};
-use crate::leaf::{LeafIdentity, build_leaf, hash_check};
+use crate::leaf::{LeafIdentity, build_leaf, hash_check, leaf_memory_bytes};
 use crate::shared::TableShared;
 use crate::table_layout::{
     BLOCK_RAW, ChecksumSeed, FOOTER_BYTES, Footer, MAX_BLOCK_BYTES, Properties, TRAILER_BYTES,
@@ -20,14 +20,16 @@ use crate::table_layout::{
 use crate::{
     Compression, EntryKind, HashFunction, MAX_KEY_BYTES, MAX_VALUE_BYTES, TableOptions, hash_key,
 };
+use lightkv_memory::MappedVec;
 use lightkv_vfs::{ALIGNMENT_BYTES_MAX, OpenMode, Vfs, VfsFile};
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What is written at a time.
-const WRITE_CHUNK_BYTES: usize = 1 << 20;
-/// The same while somebody waits for a read: that may stand behind the writes of all background threads.
+/// Bounds of [`TableOptions::write_bytes`].
+const WRITE_BYTES: RangeInclusive<usize> = (64 << 10)..=(16 << 20);
+/// At most so many while somebody waits for a read: that may stand behind the writes of all background threads.
 const WRITE_CHUNK_BESIDE_READS_BYTES: usize = 256 << 10;
 /// After so many blocks, some 50 us of work, readers are given way to.
 const GIVE_WAY_BLOCKS: usize = 8;
@@ -60,7 +62,7 @@ pub struct TableSummary {
     /// Value files that entries refer to, ascending.
     pub references: Box<[u64]>,
     /// Hash of each different key, in the order of the keys.
-    pub key_hashes: Vec<u64>,
+    pub key_hashes: MappedVec<u64>,
     /// The persistent leaf; the file has a copy of it.
     pub leaf: Vec<u8>,
     /// What an open reader of this table keeps in memory, leaf included, in bytes.
@@ -109,11 +111,13 @@ pub struct TableWriter {
     last_sequence: u64,
     /// Starts of the finished blocks; the last element is where the current one starts.
     offsets: Vec<u64>,
-    hashes: Vec<u64>,
-    hash_blocks: Vec<u32>,
+    hashes: MappedVec<u64>,
+    hash_blocks: MappedVec<u32>,
     separators: Separators,
     properties: Properties,
     references: Vec<u64>,
+    /// What the store knows of this writer's memory, in bytes.
+    noted_bytes: u64,
 }
 
 impl fmt::Debug for TableWriter {
@@ -135,7 +139,20 @@ impl TableWriter {
         table_id: u64,
         options: TableOptions,
     ) -> Result<Self> {
-        Self::create_with_hash(vfs, path.as_ref(), table_id, options, hash_key)
+        Self::create_with_hash(vfs, path.as_ref(), table_id, options, hash_key, None)
+    }
+
+    /// As [`TableWriter::create`], for a store whose [`TableShared::counters`] and
+    /// [`TableShared::writer_bytes`] know of it.
+    pub fn create_shared(
+        vfs: Arc<dyn Vfs>,
+        path: impl AsRef<Path>,
+        table_id: u64,
+        options: TableOptions,
+        shared: Arc<TableShared>,
+    ) -> Result<Self> {
+        let shared = Some(shared);
+        Self::create_with_hash(vfs, path.as_ref(), table_id, options, hash_key, shared)
     }
 
     pub(crate) fn create_with_hash(
@@ -144,28 +161,36 @@ impl TableWriter {
         table_id: u64,
         options: TableOptions,
         hash: HashFunction,
+        shared: Option<Arc<TableShared>>,
     ) -> Result<Self> {
         let file = vfs
             .open_direct(path, OpenMode::CreateNew)
             .map_err(|error| TableError::from_io(path, "creation", 0, error))?;
-        let room = WRITE_CHUNK_BYTES + WRITE_CHUNK_BYTES / 16 + ALIGNMENT_BYTES_MAX;
-        let mut buffer = Vec::with_capacity(room);
+        let write_bytes = options
+            .write_bytes
+            .clamp(*WRITE_BYTES.start(), *WRITE_BYTES.end());
+        let room = write_bytes + write_bytes / 16 + ALIGNMENT_BYTES_MAX;
+        let mut buffer = shared
+            .as_ref()
+            .map_or_else(Vec::new, |shared| shared.take_write_buffer());
+        buffer.reserve_exact(room);
         let pad = pad_of(&buffer);
         buffer.resize(pad, 0);
         let header = encode_header(options.store_identity, table_id);
         buffer.extend_from_slice(&header);
         let offsets = vec![header.len() as u64];
-        Ok(Self {
+        let mut writer = Self {
             vfs,
             file,
             path: path.to_path_buf(),
             table_id,
             options: TableOptions {
                 block_bytes: options.block_bytes.clamp(64, 1 << 20),
+                write_bytes,
                 ..options
             },
             hash,
-            shared: None,
+            shared,
             finished: false,
             failed: false,
             seed: ChecksumSeed::new(options.store_identity, table_id),
@@ -177,21 +202,41 @@ impl TableWriter {
             last_key: Vec::new(),
             last_sequence: 0,
             offsets,
-            hashes: Vec::new(),
-            hash_blocks: Vec::new(),
+            hashes: MappedVec::new(),
+            hash_blocks: MappedVec::new(),
             separators: Separators::default(),
             properties: Properties {
                 min_sequence: u64::MAX,
                 ..Properties::default()
             },
             references: Vec::new(),
-        })
+            noted_bytes: 0,
+        };
+        writer.note_memory(0);
+        Ok(writer)
     }
 
-    /// Lets [`TableShared::counters`] know of the bytes written.
-    pub fn with_shared(mut self, shared: Arc<TableShared>) -> Self {
-        self.shared = Some(shared);
-        self
+    /// Memory that it holds, in bytes. Grows with the number of keys and blocks.
+    pub fn memory_bytes(&self) -> u64 {
+        let bytes = self.buffer.capacity()
+            + self.separators.len_bytes()
+            + self.offsets.capacity() * size_of::<u64>()
+            + self.hashes.memory_bytes()
+            + self.hash_blocks.memory_bytes();
+        bytes as u64
+    }
+
+    /// What [`finish`](TableWriter::finish) will need beside that to build the leaf, in bytes.
+    pub fn finish_memory_bytes(&self) -> u64 {
+        leaf_memory_bytes(self.hashes.len()) as u64
+    }
+
+    fn note_memory(&mut self, more_bytes: u64) {
+        if let Some(shared) = &self.shared {
+            let bytes = self.memory_bytes() + more_bytes;
+            shared.note_writer(self.noted_bytes, bytes);
+            self.noted_bytes = bytes;
+        }
     }
 
     /// Adds the next entry: its key above the last one, or the same with a lower sequence number;
@@ -373,7 +418,7 @@ impl TableWriter {
     /// Whether enough is buffered to be written.
     fn has_chunk(&self) -> bool {
         let len_bytes = self.buffer.len() - self.pad;
-        len_bytes >= WRITE_CHUNK_BYTES
+        len_bytes >= self.options.write_bytes
             || len_bytes >= WRITE_CHUNK_BESIDE_READS_BYTES
                 && self
                     .shared
@@ -392,6 +437,7 @@ impl TableWriter {
     /// Writes the buffer: whole units of it, or all. The last write of all may end within a unit, so
     /// nothing can be written behind it.
     fn write(&mut self, all: bool) -> Result<()> {
+        self.note_memory(0);
         // A long value may have moved the buffer in memory.
         self.shift(0);
         let len = self.buffer.len() - self.pad;
@@ -459,6 +505,7 @@ impl TableWriter {
         let blocks_end = self.position();
         let block_count = (self.offsets.len() - 1) as u32;
         let (root_offset, root_len) = self.write_index()?;
+        self.note_memory(self.finish_memory_bytes());
         let leaf = build_leaf(
             LeafIdentity {
                 table_id: self.table_id,
@@ -554,6 +601,10 @@ fn pad_of(buffer: &[u8]) -> usize {
 
 impl Drop for TableWriter {
     fn drop(&mut self) {
+        if let Some(shared) = &self.shared {
+            shared.note_writer(self.noted_bytes, 0);
+            shared.keep_write_buffer(std::mem::take(&mut self.buffer));
+        }
         if !self.finished {
             // Nobody refers to the file. If this fails, the next open of the store removes it.
             let _ = self.vfs.remove_file(&self.path);

@@ -3,27 +3,65 @@
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
 
+use lightkv_memory::MappedVec;
+
 use crate::VfsFile;
 
 /// Where an [`AlignedBuffer`] begins in memory is a multiple of this; enough for every device's direct
 /// transfers, and the largest [`VfsFile::alignment_bytes`] there is.
 pub const ALIGNMENT_BYTES_MAX: usize = 4096;
 
+/// From this length on, a buffer has a mapping of its own: what is freed goes back to the system.
+const MAPPED_BYTES_MIN: usize = 64 << 10;
+
 /// Bytes whose first one lies at a multiple of [`ALIGNMENT_BYTES_MAX`]. Keeps its memory when it gets
 /// shorter.
 #[derive(Debug, Default)]
 pub struct AlignedBuffer {
-    /// The bytes, with what the alignment needs before them.
-    memory: Vec<u8>,
+    memory: Memory,
     start: usize,
     len: usize,
+}
+
+#[derive(Debug)]
+enum Memory {
+    /// The bytes, with what the alignment needs before them.
+    Allocated(Vec<u8>),
+    Mapped(MappedVec<u8>),
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::Allocated(Vec::new())
+    }
+}
+
+impl Deref for Memory {
+    type Target = [u8];
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Allocated(bytes) => bytes,
+            Self::Mapped(bytes) => bytes,
+        }
+    }
+}
+
+impl DerefMut for Memory {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Allocated(bytes) => bytes,
+            Self::Mapped(bytes) => bytes,
+        }
+    }
 }
 
 impl AlignedBuffer {
     /// An empty buffer without memory.
     pub const fn new() -> Self {
         Self {
-            memory: Vec::new(),
+            memory: Memory::Allocated(Vec::new()),
             start: 0,
             len: 0,
         }
@@ -41,8 +79,12 @@ impl AlignedBuffer {
     pub fn set_len(&mut self, len: usize) {
         if self.start + len > self.memory.len() {
             // Fresh zeroed memory, not a longer vector: the old bytes need not be copied.
-            self.memory = Vec::new();
-            self.memory = vec![0; len + ALIGNMENT_BYTES_MAX - 1];
+            self.memory = Memory::default();
+            self.memory = if len < MAPPED_BYTES_MIN {
+                Memory::Allocated(vec![0; len + ALIGNMENT_BYTES_MAX - 1])
+            } else {
+                Memory::Mapped(MappedVec::zeroed(len))
+            };
             self.start = self.memory.as_ptr().align_offset(ALIGNMENT_BYTES_MAX);
         }
         self.len = len;

@@ -6,6 +6,7 @@ mod costs;
 mod faults;
 mod hikv;
 mod linearizability;
+mod memory;
 mod model;
 mod recovery;
 mod regressions;

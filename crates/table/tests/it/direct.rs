@@ -41,9 +41,9 @@ fn tables_leave_the_page_cache_alone() {
     let path = directory.path().join("42.table");
     let vfs: Arc<dyn Vfs> = Arc::new(RealVfs);
     let shared = Arc::new(TableShared::new(1 << 20, 16));
-    let mut writer = TableWriter::create(Arc::clone(&vfs), &path, TABLE_ID, options())
-        .unwrap()
-        .with_shared(Arc::clone(&shared));
+    let stores = Arc::clone(&shared);
+    let mut writer =
+        TableWriter::create_shared(Arc::clone(&vfs), &path, TABLE_ID, options(), stores).unwrap();
     let keys = 20_000;
     for number in 0..keys {
         let value = value(number);

@@ -23,6 +23,9 @@ const AHEAD_FROM_BYTES: u64 = 1 << 20;
 const AHEAD_BYTES_MIN: u64 = 16 << 20;
 const AHEAD_BYTES_MAX: u64 = 128 << 20;
 
+/// What may be resident beyond the limit, as a part of it.
+const SURPLUS_PART: u64 = 16;
+
 /// Kind code of runs that hold records, in the pool's allocation table.
 const RUN_KIND_RECORDS: u8 = 1;
 /// Kind code of the run without content that a clean close leaves: see `pool_image`.
@@ -83,6 +86,19 @@ impl WriteBuffer {
 
     pub(crate) fn limit_bytes(&self) -> u64 {
         self.limit_bytes
+    }
+
+    /// Memory that it may take, in bytes: its limit whether reached or not, or what it has of more. Free space lies
+    /// between runs that are longer than a chunk, so that these touch memory beyond.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.limit_bytes.max(self.pool.resident_bytes())
+    }
+
+    /// Gives memory of free chunks back to the system if it has noticeably more than its limit.
+    pub(crate) fn release_surplus(&self) {
+        if self.pool.resident_bytes() > self.limit_bytes + self.limit_bytes / SURPLUS_PART {
+            self.pool.release_unused();
+        }
     }
 
     /// Whether [`WriteBuffer::grow_ahead`] has something to do.

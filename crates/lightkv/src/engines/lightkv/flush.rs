@@ -341,8 +341,11 @@ impl Store {
     pub(crate) fn new_table(&self) -> Result<TableWriter> {
         let number = self.new_file_number();
         let path = table_path(&self.directory, number);
-        let writer = TableWriter::create(self.vfs.clone(), path, number, self.tables.options)?;
-        Ok(writer.with_shared(self.tables.shared.clone()))
+        let (vfs, shared) = (self.vfs.clone(), self.tables.shared.clone());
+        let options = self.tables.options;
+        Ok(TableWriter::create_shared(
+            vfs, path, number, options, shared,
+        )?)
     }
 
     /// Completes a table and syncs it and its name.

@@ -21,6 +21,12 @@ pub(crate) struct Sizes {
     pub(crate) freeze_bytes: u64,
     /// A merge begins another table when one has so many bytes.
     pub(crate) table_bytes_max: u64,
+    /// It also begins another one when the leaf of one would need so much memory to be built.
+    pub(crate) table_memory_bytes_max: u64,
+    /// Longest read ahead of all inputs of a merge together.
+    pub(crate) merge_read_bytes_max: u64,
+    /// What is written to a table at once.
+    pub(crate) table_write_bytes: usize,
     /// A leaf with more entries is split or frozen.
     pub(crate) leaf_entries_max: usize,
     /// The paper's `MAX_LEAF_NODES`.
@@ -45,6 +51,10 @@ const ROOM_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Fewest entries a leaf is split at: below, a split would only make tiny partitions of huge records.
 pub(crate) const SPLIT_ENTRIES_MIN: usize = 8;
+
+/// Of the budget, what one merge may take to build a leaf, and to read ahead; but never less than is useful.
+const WORK_PART: u64 = 32;
+const WORK_BYTES_MIN: u64 = 1 << 20;
 
 /// Address space is reserved for the whole buffer; a budget without bounds must not ask for all of it.
 const BUFFER_BYTES_MAX: u64 = 1 << 40;
@@ -82,6 +92,9 @@ impl Sizes {
             split_bytes,
             freeze_bytes: segment_bytes,
             table_bytes_max: segment_bytes * 8,
+            table_memory_bytes_max: (budget / WORK_PART).max(WORK_BYTES_MIN),
+            table_write_bytes: (budget / 128).clamp(128 << 10, 1 << 20) as usize,
+            merge_read_bytes_max: (budget / WORK_PART).max(WORK_BYTES_MIN),
             leaf_entries_max: tuning.leaf_entries.unwrap_or(32 << 10),
             max_leaf_nodes: tuning
                 .max_leaf_nodes

@@ -59,11 +59,18 @@ impl Store {
         let mut levels = Levels {
             buffer_bytes: self.buffer.used_bytes(),
             cache_bytes: self.tables.shared.cache_bytes(),
+            cache_memory_bytes: self.tables.shared.cache_memory_bytes(),
             cache_capacity_bytes: self.tables.shared.cache_capacity_bytes(),
             buffer_reserved_bytes: parts.buffer,
             journal_memory_bytes: parts.journal,
             sorted_view_bytes: parts.sorted_views,
             read_ahead_bytes: parts.read_ahead,
+            table_writer_bytes: parts.writers,
+            description_bytes: parts.descriptions,
+            work_bytes: parts.work,
+            allocator_slack_bytes: parts.slack(),
+            fixed_bytes: parts.fixed,
+            memory_bytes: parts.total() + self.tables.shared.cache_memory_bytes(),
             ..Levels::default()
         };
         for table in self.tables.all() {

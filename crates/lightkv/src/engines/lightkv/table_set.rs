@@ -80,6 +80,11 @@ impl TableContext {
         }
     }
 
+    /// Number of live tables.
+    pub(crate) fn count(&self) -> usize {
+        self.live.lock().len()
+    }
+
     /// All live tables.
     pub(crate) fn all(&self) -> Vec<Arc<Table>> {
         self.live.lock().values().cloned().collect()

@@ -21,8 +21,12 @@ impl Store {
         output: &mut MergeOutput<'_>,
     ) -> Result<()> {
         let mut inputs = Vec::with_capacity(plan.inputs.len());
+        // Each input holds a window, and reads the next one meanwhile.
+        let windows = 2 * plan.inputs.len().max(1) as u64;
+        let options = IteratorOptions::compaction()
+            .with_read_ahead_max((self.sizes.merge_read_bytes_max / windows) as usize);
         for listed in &plan.inputs {
-            let mut iterator = listed.table.iterator(IteratorOptions::compaction())?;
+            let mut iterator = listed.table.iterator(options)?;
             iterator.seek(&partition.lower)?;
             inputs.push(iterator);
         }
@@ -94,9 +98,14 @@ impl<'a> MergeOutput<'a> {
     /// Ends the present table if it is long enough. All versions of a key stay in one table, or the
     /// tables of the result would overlap.
     fn begin_key(&mut self) -> Result<()> {
-        let limit = self.store.sizes.table_bytes_max;
+        let sizes = &self.store.sizes;
         match &self.writer {
-            Some(writer) if writer.estimated_len_bytes() >= limit => self.finish_table(),
+            Some(writer)
+                if writer.estimated_len_bytes() >= sizes.table_bytes_max
+                    || writer.finish_memory_bytes() >= sizes.table_memory_bytes_max =>
+            {
+                self.finish_table()
+            }
             _ => Ok(()),
         }
     }

@@ -76,6 +76,7 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
                 Compression::None => lightkv_table::Compression::None,
                 Compression::Lz4 => lightkv_table::Compression::Lz4,
             },
+            write_bytes: sizes.table_write_bytes,
             hash_seed: state.hash_seed,
             store_identity: state.store_identity,
         },

@@ -1,0 +1,33 @@
+//! Memory that is known to the byte and given back: for what is cached ([`ByteArena`]), and for large buffers that are
+//! used for a moment ([`MappedVec`]).
+//!
+//! A general allocator is the wrong place for byte strings that live long and die in any order. It keeps an arena for each thread; a thread that fills a
+//! cache puts its entries into its own arena, and evicts those of others into theirs, where they leave holes
+//! that nobody fills again. Measured with glibc, after some workloads of different threads on a cache of
+//! 80 MB: 195 MB of arenas, 96 of them free and none given back. How much a cache really holds is then unknown,
+//! and no budget can be kept.
+//!
+//! ```text
+//! ByteArena ── chunk ── chunk ── chunk      each a mapping of its own, one length for all
+//!                |
+//!                +── units of 64 bytes: [ header | bytes .... ][ free ][ header | bytes .. ] ...
+//!
+//! SharedBytes ──> header { chunk, references, length }
+//! ```
+//!
+//! What is stored takes neighbouring units of one chunk, of whichever chunk has room, whoever asks. Long strings have
+//! a mapping of their own. [`ByteArena::mapped_bytes`] is what the system has given, not an estimate.
+//! A chunk whose strings are gone, and that was given up ([`ByteArena::give_up`]), goes back to the system.
+
+mod arena;
+mod mapped_vec;
+mod mapping;
+mod shared_bytes;
+mod units;
+
+pub use arena::ByteArena;
+pub use mapped_vec::MappedVec;
+pub use shared_bytes::SharedBytes;
+
+/// Unit of allocation within a chunk, in bytes: a cache line, so that short strings do not share one.
+pub const UNIT_BYTES: usize = 64;
