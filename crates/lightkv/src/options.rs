@@ -178,7 +178,7 @@ impl Options {
 
     /// The ONE cap on memory, in bytes: write buffer, indexes, cache, buffers of flushes, merges and scans, what the
     /// allocator has beside them. At least 16 MiB, less is refused with [`Error::InvalidOption`] when the store is
-    /// opened; default 1 GiB. From 48 MiB on, the process stays within a tenth and 2 MiB above it, resident pages of mapped journal and pool
+    /// opened; default 1 GiB. The process stays within a tenth and 2 MiB above it, resident pages of mapped journal and pool
     /// files included, besides what the program itself holds.
     ///
     /// Not bounded are the indexes of flushed keys, 4 to 6 bytes each, which are always resident: a budget of

@@ -139,9 +139,7 @@ fn the_budget_holds_with_short_values() {
     assert_kept(48 << 20, 300_000, 100, "journal");
 }
 
-/// Not met: 24.1 MB of 16.8 were measured. docs/internals/memory.md says so.
 #[test]
-#[ignore = "the smallest budget is exceeded by a peak of 6 MB that is not explained yet"]
 fn the_smallest_budget_holds() {
     assert_kept(16 << 20, 40_000, 1024, "journal");
 }
