@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fuzzes every decoder with libFuzzer and prints the executions of each as JSON.
+"""Fuzzes every decoder with libFuzzer and prints the executions of each as a line of JSON.
 
 Needs Rust as rust-toolchain.toml says (stable) and a C++ compiler. docs/internals/fuzzing.md is the guide.
 """
@@ -107,7 +107,7 @@ def fuzz(binary: pathlib.Path, target: dict, executions: int, options: argparse.
         if artifact:
             result["input"] = artifact[1]
             print(
-                f"to see it again: cargo run -p lightkv-fuzz -- replay {name} {artifact[1]}",
+                f"again with: cargo run --release -p lightkv-fuzz -- replay {name} {artifact[1]}",
                 file=sys.stderr,
             )
     return result
@@ -147,10 +147,19 @@ def main() -> None:
         "violations": sum(result["violations"] for result in results.values()),
         "targets": {target["name"]: results[target["name"]] for target in targets},
     }
-    text = json.dumps(report, indent=2)
-    print(text)
     if options.output:
-        options.output.write_text(text + "\n")
+        options.output.write_text(json.dumps(report, indent=2) + "\n")
+    for name, result in report["targets"].items():
+        # One line each, as every check prints its counts.
+        line = {
+            "check": "fuzzing",
+            "part": name,
+            "seed": options.seed,
+            "seconds": result["seconds"],
+            "violations": result["violations"],
+            "counts": {"executions": result["executions"], "edges": result["edges"]},
+        }
+        print(json.dumps(line), flush=True)
     if report["violations"]:
         sys.exit(1)
 

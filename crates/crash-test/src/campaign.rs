@@ -1,20 +1,19 @@
 //! A whole run: configurations in turn, seed after seed, until time is up or enough states were seen.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::configuration::Configuration;
 use crate::explorer::{Explorer, Plan};
 use crate::generator::Generator;
 use crate::io_errors::{self, ErrorTotals};
-use crate::report::{Report, commit, processor_seconds};
+use crate::report::{Part, Report};
 use crate::script::Script;
 
 /// Operations of a life in which every call fails once: every one of them is lived hundreds of times.
 const ERROR_OPERATIONS: usize = 18;
 /// Configurations in which calls fail: what the others differ in does not touch files.
 const ERROR_CONFIGURATIONS: [&str; 2] = ["pool-split", "journal-power"];
-/// Seeds of failing calls in a run that ends by its number of states.
-const ERROR_SEEDS: u64 = 4;
 
 /// What is to be run.
 #[derive(Clone, Debug)]
@@ -31,6 +30,14 @@ pub struct Campaign {
     pub deadline: Option<Instant>,
     /// Different states after which to stop.
     pub states_max: Option<u64>,
+    /// Different images with losses in the pool alone after which to stop.
+    pub pool_images_max: Option<u64>,
+    /// See [`Plan::second_crash_every`].
+    pub second_crash_every: u64,
+    /// See [`Plan::files_outcomes_max`].
+    pub files_outcomes_max: usize,
+    /// Lives of each configuration in which calls fail, if no time ends the run.
+    pub error_lives: u64,
     /// Whether crashes are explored.
     pub crashes: bool,
     /// Whether calls fail.
@@ -59,12 +66,7 @@ impl Campaign {
     /// Runs it; `tell` hears about the progress.
     pub fn run(&self, mut tell: impl FnMut(String)) -> (Report, Outcome) {
         let start = Instant::now();
-        let mut report = Report {
-            commit: commit(),
-            seed: self.seed,
-            processors: std::thread::available_parallelism().map_or(1, usize::from),
-            ..Report::default()
-        };
+        let mut report = Report::default();
         let mut outcome = Outcome::Passed;
         if self.crashes {
             let end = match (self.deadline, self.errors) {
@@ -78,9 +80,6 @@ impl Campaign {
         if self.errors && matches!(outcome, Outcome::Passed) {
             outcome = self.run_errors(&mut report, &mut tell);
         }
-        report.violations = u64::from(!matches!(outcome, Outcome::Passed));
-        report.seconds = start.elapsed().as_secs_f64();
-        report.processor_seconds = processor_seconds();
         (report, outcome)
     }
 
@@ -96,6 +95,7 @@ impl Campaign {
             .map(|_| Explorer::default())
             .collect();
         let mut outcome = Outcome::Passed;
+        let mut seconds = vec![0.0; explorers.len()];
         'seeds: for seed in self.seed.. {
             for (index, (configuration, explorer)) in
                 self.configurations.iter().zip(&explorers).enumerate()
@@ -104,10 +104,15 @@ impl Campaign {
                     seed,
                     operations: self.operations,
                     threads: self.threads.unwrap_or(Plan::default().threads),
+                    second_crash_every: self.second_crash_every,
+                    files_outcomes_max: self.files_outcomes_max,
                     deadline: self.share(end, index, seed),
                     ..Plan::default()
                 };
-                if let Err(script) = explorer.explore(configuration, &plan) {
+                let begin = Instant::now();
+                let explored = explorer.explore(configuration, &plan);
+                seconds[index] += begin.elapsed().as_secs_f64();
+                if let Err(script) = explored {
                     outcome = Outcome::Crash(Box::new(script));
                     break 'seeds;
                 }
@@ -116,16 +121,28 @@ impl Campaign {
                     "{} seed {seed}: {different} different states",
                     configuration.name
                 ));
+                let pool_images: u64 = explorers
+                    .iter()
+                    .map(|explorer| explorer.counts.totals().pool_images)
+                    .sum();
                 if end.is_some_and(|end| Instant::now() >= end)
                     || self.states_max.is_some_and(|states| different >= states)
+                    || self.pool_images_max.is_some_and(|max| pool_images >= max)
                 {
                     break 'seeds;
                 }
             }
         }
-        for (configuration, explorer) in self.configurations.iter().zip(&explorers) {
-            let totals = explorer.counts.totals();
-            report.crashes.insert(configuration.name.into(), totals);
+        for ((configuration, explorer), seconds) in
+            self.configurations.iter().zip(&explorers).zip(seconds)
+        {
+            let mut totals = explorer.counts.totals();
+            if let Outcome::Crash(script) = &outcome {
+                // A life may also fail without a crash.
+                totals.violations = u64::from(script.configuration == configuration.name);
+            }
+            let part = Part::of_crashes(configuration.name, self.seed, seconds, &totals);
+            report.parts.push(part);
         }
         outcome
     }
@@ -144,6 +161,22 @@ impl Campaign {
     }
 
     fn run_errors(&self, report: &mut Report, tell: &mut impl FnMut(String)) -> Outcome {
+        let mut all: BTreeMap<&'static str, (ErrorTotals, f64, u64)> = BTreeMap::new();
+        let outcome = self.run_error_lives(&mut all, tell);
+        for (name, (totals, seconds, violations)) in all {
+            report.parts.push(Part {
+                violations,
+                ..Part::of_errors(name, self.seed, seconds, &totals)
+            });
+        }
+        outcome
+    }
+
+    fn run_error_lives(
+        &self,
+        all: &mut BTreeMap<&'static str, (ErrorTotals, f64, u64)>,
+        tell: &mut impl FnMut(String),
+    ) -> Outcome {
         let is_late = || {
             self.deadline
                 .is_some_and(|deadline| Instant::now() >= deadline)
@@ -163,16 +196,20 @@ impl Campaign {
                 let mut generator = Generator::new(seed, 0, configuration.large_value_bytes);
                 let operations = generator.operations(ERROR_OPERATIONS);
                 let name = configuration.name;
-                match io_errors::explore(configuration, &operations, goes_on) {
+                let begin = Instant::now();
+                let explored = io_errors::explore(configuration, &operations, goes_on);
+                let (sum, seconds, violations) = all.entry(name).or_default();
+                *seconds += begin.elapsed().as_secs_f64();
+                match explored {
                     Ok(totals) => {
-                        let all: &mut ErrorTotals = report.errors.entry(name.into()).or_default();
-                        all.add(&totals);
+                        sum.add(&totals);
                         tell(format!(
                             "{name} seed {seed}: {} failing calls",
                             totals.faults
                         ));
                     }
                     Err(message) => {
+                        *violations += 1;
                         return Outcome::Error {
                             configuration: name,
                             seed,
@@ -181,8 +218,8 @@ impl Campaign {
                     }
                 }
             }
-            let has_all_seeds = self.deadline.is_none() && seed + 1 >= self.seed + ERROR_SEEDS;
-            if is_late() || has_all_seeds || report.errors.is_empty() {
+            let has_all_seeds = self.deadline.is_none() && seed + 1 >= self.seed + self.error_lives;
+            if is_late() || has_all_seeds || all.is_empty() {
                 break;
             }
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lightkv::{Db, Options, PoolMedium, Result, Tuning};
-use lightkv_pmem::{EmulatedBacking, EmulatedMedium, Granularity, PoolImage};
+use lightkv_pmem::{EmulatedBacking, EmulatedMedium, Granularity, PersistenceModel, PoolImage};
 use lightkv_vfs::MemoryVfs;
 
 /// Where the store is, in the file system in memory.
@@ -147,6 +147,14 @@ impl Medium {
     pub fn tracked(pool: Option<PoolImage>, files: &MemoryVfs) -> Self {
         Self {
             pool: pool.map(EmulatedBacking::from_image),
+            files: files.kill_image(),
+        }
+    }
+
+    /// What kill -9 left: everything, and what was not fenced or synced can still be lost.
+    pub fn killed(pool: Option<PersistenceModel>, files: &MemoryVfs) -> Self {
+        Self {
+            pool: pool.map(|model| EmulatedBacking::from_model(model.after_kill())),
             files: files.kill_image(),
         }
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, Subcommand, ValueEnum};
 use lightkv_crash_test::campaign::{Campaign, Outcome};
 use lightkv_crash_test::configuration::{CONFIGURATIONS, Configuration};
+use lightkv_crash_test::explorer::Plan;
 use lightkv_crash_test::minimise::minimise;
 use lightkv_crash_test::report::Report;
 use lightkv_crash_test::script::{Replay, Script};
@@ -26,6 +27,18 @@ struct Arguments {
     /// Stop after so many different states
     #[arg(long, value_name = "COUNT", conflicts_with = "short")]
     states: Option<u64>,
+    /// Stop after so many different images with losses in the pool alone
+    #[arg(long, value_name = "COUNT", conflicts_with = "short")]
+    pool_images: Option<u64>,
+    /// One recovered state in so many lives on and crashes again
+    #[arg(long, value_name = "COUNT", default_value_t = Plan::default().second_crash_every)]
+    second_crash_every: u64,
+    /// Ways of losing files that are tried at one moment
+    #[arg(long, value_name = "COUNT", default_value_t = Plan::default().files_outcomes_max)]
+    files_outcomes: usize,
+    /// Lives in which calls fail, of each configuration, in a run that does not end by its time
+    #[arg(long, value_name = "COUNT", default_value_t = 4)]
+    error_lives: u64,
     /// The first seed; lives have consecutive ones
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -41,9 +54,6 @@ struct Arguments {
     /// Threads that recover; default: one a processor
     #[arg(long)]
     threads: Option<usize>,
-    /// Where the counts go, as JSON
-    #[arg(long, value_name = "FILE")]
-    output: Option<PathBuf>,
     /// Where scripts of failures go
     #[arg(long, default_value = "crash-test-failures", value_name = "DIRECTORY")]
     failures: PathBuf,
@@ -67,15 +77,18 @@ enum Command {
         /// As a failing run has written it
         script: PathBuf,
     },
-    /// Writes the page of a run's counts
+    /// Writes the page of what checks counted
     Report {
-        /// As `--output` has written it
+        /// As `tools/reliability/run.py` has written it
         counts: PathBuf,
         /// Where the page goes; default: printed
         #[arg(long, value_name = "FILE")]
         output: Option<PathBuf>,
     },
 }
+
+/// How a newcomer runs this command.
+const AGAIN: &str = "cargo run --release -p lightkv-crash-test --";
 
 /// Seconds of a short run.
 const SHORT_SECONDS: u64 = 180;
@@ -137,9 +150,10 @@ fn explore(arguments: &Arguments) -> Result<ExitCode, String> {
         None => CONFIGURATIONS.iter().collect(),
     };
     let start = Instant::now();
-    let seconds = match (arguments.seconds, arguments.states) {
-        (None, None) => Some(SHORT_SECONDS),
-        (seconds, _) => seconds,
+    let ends_by_count = arguments.states.is_some() || arguments.pool_images.is_some();
+    let seconds = match arguments.seconds {
+        None if !ends_by_count => Some(SHORT_SECONDS),
+        seconds => seconds,
     };
     let campaign = Campaign {
         configurations,
@@ -148,16 +162,18 @@ fn explore(arguments: &Arguments) -> Result<ExitCode, String> {
         threads: arguments.threads,
         deadline: seconds.map(|seconds| start + Duration::from_secs(seconds)),
         states_max: arguments.states,
+        pool_images_max: arguments.pool_images,
+        second_crash_every: arguments.second_crash_every,
+        files_outcomes_max: arguments.files_outcomes,
+        error_lives: arguments.error_lives,
         crashes: arguments.only != Some(Check::Errors),
         errors: arguments.only != Some(Check::Crashes),
     };
-    let (mut report, outcome) = campaign.run(|line| println!("{line}"));
-    report.arguments = std::env::args().skip(1).collect();
-    if let Some(path) = &arguments.output {
-        let text = serde_json::to_string_pretty(&report).map_err(|error| error.to_string())?;
-        write(path, &(text + "\n"))?;
+    let (report, outcome) = campaign.run(|line| println!("{line}"));
+    for part in &report.parts {
+        let line = serde_json::to_string(part).map_err(|error| error.to_string())?;
+        println!("{line}");
     }
-    print!("{}", report.page());
     match outcome {
         Outcome::Passed => Ok(ExitCode::SUCCESS),
         Outcome::Crash(script) => Ok(report_failure(*script, arguments)),
@@ -168,7 +184,7 @@ fn explore(arguments: &Arguments) -> Result<ExitCode, String> {
         } => {
             println!("FAILED: {message}");
             println!(
-                "again with: lightkv-crash-test --only errors --configuration {configuration} --seed {seed}"
+                "again with: {AGAIN} --only errors --configuration {configuration} --seed {seed} --states 1 --error-lives 1"
             );
             Ok(ExitCode::FAILURE)
         }
@@ -188,7 +204,7 @@ fn report_failure(script: Script, arguments: &Arguments) -> ExitCode {
     let written =
         std::fs::create_dir_all(directory).and_then(|()| std::fs::write(&path, text + "\n"));
     match written {
-        Ok(()) => println!("again with: lightkv-crash-test replay {}", path.display()),
+        Ok(()) => println!("again with: {AGAIN} replay {}", path.display()),
         Err(error) => println!("cannot write {}: {error}; save the above", path.display()),
     }
     ExitCode::FAILURE

@@ -21,6 +21,9 @@ pub struct ScriptedLife {
     pub cut: Option<usize>,
     /// What did not survive; everything else did.
     pub losses: Vec<Loss>,
+    /// Whether it was killed with the power on: nothing is lost yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_killed: bool,
 }
 
 /// Lives one after the other, each on what the crash before left; what the last crash left is opened and read.
@@ -87,8 +90,12 @@ fn replay(configuration: &'static Configuration, lives: &[ScriptedLife]) -> Repl
             };
         };
         let is_last = number + 1 == lives.len();
-        let (left, allowed) = left_by(&cut, &life.losses, !is_last);
-        (medium, expectation) = (left, allowed);
+        (medium, expectation) = if life.is_killed {
+            let left = Medium::killed(cut.pool, &cut.files);
+            (left, cut.expectation)
+        } else {
+            left_by(&cut, &life.losses, !is_last)
+        };
     }
     match check(configuration, &medium, &expectation) {
         Ok(()) => Replay::Passed,

@@ -15,15 +15,17 @@
 //! before the first entry is stored, so no entry can be found under an old generation, and the name of
 //! a new file is durable before that too.
 //!
-//! A thread keeps one file prepared, so that an appender that fills its file only swaps two of them.
+//! A thread keeps a file prepared, so that an appender that fills its file only swaps two of them.
 //! It starts when a quarter of the active file is used (not at once: a store that hardly writes should
-//! not pay for a second file). An appender that finds none waits for the thread or prepares one
+//! not pay for a second file). Whoever fills files fast has two prepared: making one, or deleting another in
+//! between, may take longer than filling one. An appender that finds none waits for the thread or prepares one
 //! itself; that is counted as a late rotation.
 //!
 //! # What is written to the medium
 //!
-//! Only what somebody syncs, and what the kernel finds old: a file that is filled and released before
-//! that goes around the ring in memory. All syncs are of ranges for this reason.
+//! All that is appended, in small pieces and soon, because every flush of the engine has to wait for a sync of all
+//! of it: without this each flush would send tens of megabytes at once, and reads would wait behind them. What
+//! is short of a piece waits for a sync. All syncs are of ranges, so that one does not wait for another's file.
 //!
 //! # Generations
 //!
@@ -32,6 +34,7 @@
 //! higher number than the prepared one. The prepared one is then outdated; it is given a new
 //! generation before it is used.
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -65,6 +68,14 @@ pub(crate) struct PreparedFile {
     pub(crate) mapped: MappedFile,
     pub(crate) generation: u64,
     pub(crate) capacity_bytes: u64,
+}
+
+/// Part of a file that will not change any more.
+#[derive(Debug)]
+pub(crate) struct WritebackRange {
+    pub(crate) file: Arc<dyn VfsFile>,
+    pub(crate) start_offset: u64,
+    pub(crate) end_offset: u64,
 }
 
 /// Exists after a failed sync, until a recovery has read what the medium really holds.
@@ -116,11 +127,15 @@ struct PoolState {
     spares: Vec<JournalFile>,
     /// To be deleted by the thread: that takes milliseconds.
     surplus: Vec<JournalFile>,
-    prepared: Option<PreparedFile>,
+    /// In the order of their generations, which is that of their use.
+    prepared: VecDeque<PreparedFile>,
     is_preparing: bool,
-    is_wanted: bool,
+    /// So many files shall be prepared; 0 when they are, or could not be.
+    wanted_files: usize,
     wanted_fill: Fill,
     to_populate: Option<Arc<dyn Mapping>>,
+    /// Parts of files in use that shall go to the medium, oldest first.
+    to_write_back: VecDeque<WritebackRange>,
     /// Mappings of full files: nobody stores to them before they are recycled.
     to_release: Vec<Arc<dyn Mapping>>,
     is_closing: bool,
@@ -143,11 +158,12 @@ impl FilePool {
             state: Mutex::new(PoolState {
                 spares,
                 surplus,
-                prepared: None,
+                prepared: VecDeque::new(),
                 is_preparing: false,
-                is_wanted: false,
+                wanted_files: 0,
                 wanted_fill: Fill::Populate,
                 to_populate: None,
+                to_write_back: VecDeque::new(),
                 to_release: Vec::new(),
                 is_closing: false,
                 next_generation,
@@ -204,10 +220,10 @@ impl FilePool {
         });
     }
 
-    /// Lets the thread prepare the next file, if it has not yet.
-    pub(crate) fn want_prepared(&self, syncs_often: bool) {
+    /// Lets the thread prepare the next `files`, as far as it has not yet.
+    pub(crate) fn want_prepared(&self, files: usize, syncs_often: bool) {
         let mut state = self.state.lock();
-        state.is_wanted = true;
+        state.wanted_files = files;
         state.wanted_fill = if syncs_often {
             Fill::Zeros
         } else {
@@ -229,11 +245,17 @@ impl FilePool {
         self.work.notify_one();
     }
 
+    /// Asks the thread to start writing a part of a file to the medium.
+    pub(crate) fn want_written_back(&self, range: WritebackRange) {
+        self.state.lock().to_write_back.push_back(range);
+        self.work.notify_one();
+    }
+
     /// Takes files that hold nothing live any more.
     pub(crate) fn recycle(&self, files: impl Iterator<Item = JournalFile>) {
         let mut state = self.state.lock();
         for file in files {
-            let count = state.spares.len() + usize::from(state.prepared.is_some());
+            let count = state.spares.len() + state.prepared.len();
             let is_ordinary = file.capacity_bytes == self.settings.file_bytes;
             if is_ordinary && count < self.settings.spare_files_max {
                 state.spares.push(file);
@@ -250,7 +272,7 @@ impl FilePool {
         let mut state = self.state.lock();
         let mut is_late = false;
         loop {
-            if let Some(prepared) = state.prepared.take() {
+            if let Some(prepared) = state.prepared.pop_front() {
                 if prepared.generation > state.newest_used {
                     state.newest_used = prepared.generation;
                     return Ok((prepared, is_late));
@@ -312,7 +334,7 @@ impl FilePool {
         });
         state.is_preparing = false;
         self.finished.notify_all();
-        state.prepared = Some(outcome?);
+        state.prepared.push_back(outcome?);
         Ok(())
     }
 
@@ -413,20 +435,22 @@ impl FilePool {
                 parking_lot::MutexGuard::unlocked(&mut state, || mapping.populate());
             } else if let Some(mapping) = state.to_release.pop() {
                 parking_lot::MutexGuard::unlocked(&mut state, || mapping.release());
-            } else if state.is_wanted && !state.is_preparing {
-                state.is_wanted = false;
-                let is_current = state
-                    .prepared
-                    .as_ref()
-                    .is_some_and(|prepared| prepared.generation > state.newest_used);
-                if !is_current {
-                    let outdated = state.prepared.take().map(PreparedFile::into_spare);
-                    state.spares.extend(outdated);
-                    // An error is not lost: the appender that needs the file tries itself. A failed
-                    // sync has poisoned the journal.
-                    let fill = state.wanted_fill;
-                    let _ = self.prepare_ordinary(&mut state, fill);
+            } else if state.wanted_files > 0 && !state.is_preparing {
+                state.retire_outdated();
+                let fill = state.wanted_fill;
+                // An error is not lost: the appender that needs the file tries itself. A failed
+                // sync has poisoned the journal.
+                if state.prepared.len() >= state.wanted_files
+                    || self.prepare_ordinary(&mut state, fill).is_err()
+                {
+                    state.wanted_files = 0;
                 }
+            } else if let Some(range) = state.to_write_back.pop_front() {
+                parking_lot::MutexGuard::unlocked(&mut state, || {
+                    let len_bytes = range.end_offset - range.start_offset;
+                    // A hint: whatever is wrong with the medium is told by the sync.
+                    let _ = range.file.start_writeback(range.start_offset, len_bytes);
+                });
             } else if let Some(file) = state.surplus.pop() {
                 parking_lot::MutexGuard::unlocked(&mut state, || self.delete(file));
             } else {
@@ -466,6 +490,16 @@ impl PreparedFile {
 }
 
 impl PoolState {
+    /// Prepared files that are older than one that was used go back to the spare ones.
+    fn retire_outdated(&mut self) {
+        while let Some(prepared) = self
+            .prepared
+            .pop_front_if(|prepared| prepared.generation <= self.newest_used)
+        {
+            self.spares.push(prepared.into_spare());
+        }
+    }
+
     fn new_generation(&mut self, directory: &Path) -> Result<u64> {
         let generation = self.next_generation;
         if generation > JournalPosition::GENERATION_MAX {

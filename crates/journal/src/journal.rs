@@ -22,12 +22,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use lightkv_vfs::{Mapping, VfsFile};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::{JournalError, Result};
-use crate::file_pool::{FilePool, JournalFile, PreparedFile};
+use crate::file_pool::{FilePool, JournalFile, PreparedFile, WritebackRange};
 use crate::journal_layout::{
     EntryHeader, EntrySeed, FILE_HEADER_LEN_BYTES, FILE_LEN_MAX_BYTES, PAYLOAD_LEN_MAX_BYTES,
     SEAL_LEN_BYTES, SEAL_PAYLOAD_LEN_BYTES, entry_len_bytes,
@@ -103,9 +104,13 @@ struct ActiveFile {
     end_offset: u64,
     /// All before is durable.
     synced_offset: u64,
+    /// When it was taken.
+    started: Instant,
     /// Past this offset the file pool's thread has something to do; see [`Journal::attend`].
     attend_at_offset: u64,
-    /// What it has to do next.
+    /// All before is on its way to the medium.
+    written_back_offset: u64,
+    /// What the thread has to do next besides.
     attention: Attention,
 }
 
@@ -122,8 +127,14 @@ enum Attention {
 
 /// A file that is used this far is worth faulting in as a whole.
 const POPULATE_AT_OFFSET: u64 = 256 << 10;
+/// What is appended goes to the medium in such pieces, long before somebody has to wait for it. All at once,
+/// tens of megabytes before a flush, would stand in the queue of the device before every read.
+const WRITEBACK_BYTES: u64 = 512 << 10;
 /// From this many syncs within a file on, its successor is made for cheap syncs.
 const SYNCS_OFTEN: u64 = 256;
+
+/// Whoever fills a quarter of a file faster than this may fill the rest before the next is prepared.
+const FAST_QUARTER: Duration = Duration::from_millis(250);
 
 #[derive(Debug)]
 struct Appender {
@@ -146,6 +157,16 @@ struct UnsyncedRange {
     mapping: Option<Arc<dyn Mapping>>,
     start_offset: u64,
     end_offset: u64,
+}
+
+impl Appender {
+    /// All that may not be durable, oldest first.
+    fn unsynced_ranges(&self) -> Vec<UnsyncedRange> {
+        let active = &self.active;
+        let is_unsynced = active.end_offset > active.synced_offset;
+        let last = is_unsynced.then(|| active.unsynced(active.end_offset));
+        self.unsynced.iter().cloned().chain(last).collect()
+    }
 }
 
 impl UnsyncedRange {
@@ -177,7 +198,9 @@ impl ActiveFile {
             capacity_bytes: prepared.capacity_bytes,
             end_offset: FILE_HEADER_LEN_BYTES as u64,
             synced_offset: FILE_HEADER_LEN_BYTES as u64,
+            started: Instant::now(),
             attend_at_offset: POPULATE_AT_OFFSET.min(prepared.capacity_bytes / 4),
+            written_back_offset: 0,
             attention: Attention::Populate,
         }
     }
@@ -358,22 +381,40 @@ impl Journal {
     /// Has the thread do what an active file wants at its present length.
     #[cold]
     fn attend(&self, active: &mut ActiveFile) {
+        let end_offset = active.end_offset;
+        if end_offset >= active.written_back_offset + WRITEBACK_BYTES {
+            // Not the page that the next entry goes to: a store to a page on its way is a fault.
+            let end_page = end_offset - end_offset % FILE_HEADER_LEN_BYTES as u64;
+            self.pool.want_written_back(WritebackRange {
+                file: Arc::clone(&active.file),
+                start_offset: active.written_back_offset,
+                end_offset: end_page,
+            });
+            active.written_back_offset = end_page;
+        }
+        let populate_at = POPULATE_AT_OFFSET.min(active.capacity_bytes / 4);
         match active.attention {
-            Attention::Populate => {
+            Attention::Populate if end_offset >= populate_at => {
                 active.attention = Attention::Prepare;
-                active.attend_at_offset = active.capacity_bytes / 4;
                 self.pool
                     .want_populated(Arc::clone(active.mapped.mapping()));
             }
-            Attention::Prepare => {
+            Attention::Prepare if end_offset >= active.capacity_bytes / 4 => {
                 active.attention = Attention::None;
-                active.attend_at_offset = u64::MAX;
                 // Relaxed: a hint.
                 let syncs = self.syncs_since_prepared.swap(0, Ordering::Relaxed);
-                self.pool.want_prepared(syncs >= SYNCS_OFTEN);
+                let is_fast = active.started.elapsed() < FAST_QUARTER;
+                self.pool
+                    .want_prepared(if is_fast { 2 } else { 1 }, syncs >= SYNCS_OFTEN);
             }
-            Attention::None => {}
+            _ => {}
         }
+        let writeback_at = active.written_back_offset + WRITEBACK_BYTES;
+        active.attend_at_offset = match active.attention {
+            Attention::Populate => writeback_at.min(populate_at),
+            Attention::Prepare => writeback_at.min(active.capacity_bytes / 4),
+            Attention::None => writeback_at,
+        };
     }
 
     /// Changes to a file with room for an entry. If that fails, nothing has changed.
@@ -449,12 +490,7 @@ impl Journal {
         let (end, ranges) = {
             let appender = self.appender.lock();
             self.pool.check_poison()?;
-            let active = &appender.active;
-            let mut ranges: Vec<_> = appender.unsynced.iter().cloned().collect();
-            if active.end_offset > active.synced_offset {
-                ranges.push(active.unsynced(active.end_offset));
-            }
-            (active.end(), ranges)
+            (appender.active.end(), appender.unsynced_ranges())
         };
         for range in &ranges {
             if let Err(error) = range.sync() {

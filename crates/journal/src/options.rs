@@ -22,7 +22,7 @@ pub struct JournalOptions<'a> {
     /// Length of an ordinary file in bytes, rounded up to whole pages, at least 8 KiB. Default 64 MiB.
     /// May change from one open to the next; files of another length are not recycled.
     pub file_bytes: u64,
-    /// How many files without live entries are kept for reuse. Default 2.
+    /// How many files without live entries are kept for reuse. Default 4.
     pub spare_files_max: usize,
     /// The oldest generation that may hold live entries, from the manifest; 0 if the journal never
     /// had an entry that was released.
@@ -37,7 +37,7 @@ impl JournalOptions<'_> {
         JournalOptions {
             store_identity,
             file_bytes: 64 << 20,
-            spare_files_max: 2,
+            spare_files_max: 4,
             first_live_generation: 0,
             truncations: &[],
         }

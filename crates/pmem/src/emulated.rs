@@ -89,6 +89,11 @@ impl EmulatedBacking {
         Self::with_contents(Contents::Tracked(Box::new(model)), true)
     }
 
+    /// A tracked medium in the state of a model, for example [`PersistenceModel::after_kill`].
+    pub fn from_model(model: PersistenceModel) -> Self {
+        Self::with_contents(Contents::Tracked(Box::new(model)), true)
+    }
+
     /// An untracked medium that holds `image`: for a store that is opened, read and thrown away.
     pub fn untracked_from_image(image: PoolImage) -> Self {
         let bytes = UntrackedBytes {

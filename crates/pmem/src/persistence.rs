@@ -390,6 +390,29 @@ impl PersistenceModel {
         }
     }
 
+    /// The medium as the next process finds it after kill -9, power still on: all that was stored can be read, and
+    /// only a flush and a fence of that process make sure that it stays.
+    ///
+    /// Flushes that the dead process had asked for are done by then. What it had streamed is as well, on real
+    /// processors; here it counts as if it lay in the cache, so that nobody relies on that. Where caches survive
+    /// power losses, all of it stays.
+    pub fn after_kill(mut self) -> Self {
+        if self.granularity == Granularity::Byte {
+            let image = self.crash_image(&mut KeepAll);
+            return Self::with_granularity(image, self.granularity);
+        }
+        for (_, work) in std::mem::take(&mut self.threads) {
+            for (line, next_store) in work.flushed {
+                self.retire(line, |word| word.is_cached() && word.store < next_store);
+            }
+        }
+        let words = self.pending.values_mut().flat_map(|line| &mut line.words);
+        for word in words.filter(|word| !word.is_cached()) {
+            word.kind = StoreKind::Plain;
+        }
+        self
+    }
+
     fn retire(&mut self, line_offset: u64, reached: impl Fn(&PendingWord) -> bool) {
         let Some(line) = self.pending.get_mut(&line_offset) else {
             return;

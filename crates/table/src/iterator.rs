@@ -655,6 +655,8 @@ impl TableIterator {
         self.drop_behind();
         let buffer = std::mem::take(&mut self.blocks.window);
         self.forget_window();
+        let shared = Arc::clone(&self.reader.shared);
+        let _waiting = (self.options.access == Access::Scan).then(|| shared.waiting_read());
         let read = self.request(stretch, buffer)?.read();
         self.take_window(stretch, read)
     }

@@ -436,6 +436,7 @@ impl TableReader {
         take: impl FnOnce(&[u8]) -> Result<R, Damage>,
     ) -> Result<R> {
         self.count_read(len);
+        let _waiting = self.shared.waiting_read();
         READ_BUFFER.with(|place| {
             let mut buffer = place.take();
             let taken = self

@@ -13,6 +13,18 @@ pub struct TableShared {
     /// Sums of what readers and iterators hold. Relaxed everywhere: levels for display and for shares.
     index_bytes: AtomicU64,
     read_ahead_bytes: AtomicU64,
+    /// Reads that somebody waits for.
+    waiting_reads: Counter,
+}
+
+/// A read that somebody waits for, as long as this lives.
+#[derive(Debug)]
+pub struct WaitingRead<'a>(&'a TableShared);
+
+impl Drop for WaitingRead<'_> {
+    fn drop(&mut self) {
+        self.0.waiting_reads.add(1_u64.wrapping_neg());
+    }
 }
 
 impl fmt::Debug for TableShared {
@@ -36,6 +48,30 @@ impl TableShared {
             counters: Counters::default(),
             index_bytes: AtomicU64::new(0),
             read_ahead_bytes: AtomicU64::new(0),
+            waiting_reads: Counter::default(),
+        }
+    }
+
+    /// Notes that the caller is about to wait for a read of a table.
+    #[inline]
+    pub fn waiting_read(&self) -> WaitingRead<'_> {
+        self.waiting_reads.add(1);
+        WaitingRead(self)
+    }
+
+    /// Whether somebody waits for a read of a table now.
+    #[inline]
+    pub fn has_waiting_reads(&self) -> bool {
+        self.waiting_reads.value() != 0
+    }
+
+    /// Offers the processor to others if somebody waits for a read: who has read goes on at once instead of when
+    /// the scheduler takes the processor from us, which may be milliseconds later. For work that
+    /// may take longer, every few dozen microseconds; one load if nobody reads.
+    #[inline]
+    pub fn give_way(&self) {
+        if self.has_waiting_reads() {
+            std::thread::yield_now();
         }
     }
 

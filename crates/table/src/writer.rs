@@ -25,7 +25,12 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// What is written at a time.
 const WRITE_CHUNK_BYTES: usize = 1 << 20;
+/// The same while somebody waits for a read: that may stand behind the writes of all background threads.
+const WRITE_CHUNK_BESIDE_READS_BYTES: usize = 256 << 10;
+/// After so many blocks, some 50 us of work, readers are given way to.
+const GIVE_WAY_BLOCKS: usize = 8;
 /// Every so many entries a key of a data block is stored whole: a lookup decodes half as many.
 const RESTART_INTERVAL: u32 = 8;
 /// Payload of one block of the index.
@@ -351,13 +356,29 @@ impl TableWriter {
         };
         self.append_trailer(start, compression);
         self.offsets.push(self.position());
+        if let Some(shared) = &self.shared
+            && self.offsets.len().is_multiple_of(GIVE_WAY_BLOCKS)
+        {
+            shared.give_way();
+        }
         if self.offsets.len() > u32::MAX as usize / 2 {
             return Err(self.invalid("a table cannot have so many blocks"));
         }
-        if self.buffer.len() - self.pad >= WRITE_CHUNK_BYTES {
+        if self.has_chunk() {
             self.write(false)?;
         }
         Ok(())
+    }
+
+    /// Whether enough is buffered to be written.
+    fn has_chunk(&self) -> bool {
+        let len_bytes = self.buffer.len() - self.pad;
+        len_bytes >= WRITE_CHUNK_BYTES
+            || len_bytes >= WRITE_CHUNK_BESIDE_READS_BYTES
+                && self
+                    .shared
+                    .as_ref()
+                    .is_some_and(|shared| shared.has_waiting_reads())
     }
 
     /// Completes the block whose payload lies in the buffer from `start` on.
@@ -509,7 +530,7 @@ impl TableWriter {
                     &[offset, self.position() - offset],
                 );
                 first = block + 1;
-                if self.buffer.len() - self.pad >= WRITE_CHUNK_BYTES {
+                if self.has_chunk() {
                     self.write(false)?;
                 }
             }

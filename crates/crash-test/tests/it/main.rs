@@ -1,4 +1,6 @@
 //! Short explorations of every configuration, and whether the machinery sees what it should.
+//!
+//! `LIGHTKV_CRASH_TEST_SECONDS` sets how long each configuration is explored.
 
 use std::time::{Duration, Instant};
 
@@ -9,9 +11,14 @@ use lightkv_crash_test::script::{Replay, Script, ScriptedLife};
 mod errors;
 mod pool;
 mod scripts;
+mod seeded_bugs;
 
-/// Explores until so many states were recovered, or life after life for so long.
+/// Explores life after life for so long.
 fn explore(configuration: &'static Configuration, seconds: u64, first_seed: u64) {
+    let seconds = match std::env::var("LIGHTKV_CRASH_TEST_SECONDS") {
+        Ok(text) => text.parse().expect("a number of seconds"),
+        Err(_) => seconds,
+    };
     let start = Instant::now();
     let deadline = start + Duration::from_secs(seconds);
     let explorer = Explorer::default();
@@ -23,7 +30,14 @@ fn explore(configuration: &'static Configuration, seconds: u64, first_seed: u64)
         };
         if let Err(script) = explorer.explore(configuration, &plan) {
             let text = serde_json::to_string(&script).unwrap();
-            panic!("save it and run: lightkv-crash-test replay FILE\n{text}");
+            let name = format!("lightkv-crash-{}-{seed}.json", configuration.name);
+            let path = std::env::temp_dir().join(name);
+            std::fs::write(&path, &text).unwrap();
+            panic!(
+                "{}\n{text}\nagain with: cargo run --release -p lightkv-crash-test -- replay {}",
+                script.message,
+                path.display()
+            );
         }
         if Instant::now() >= deadline {
             break;
@@ -55,6 +69,7 @@ fn a_life_has_the_same_cuts_in_every_run() {
                 operations: generator.operations(30),
                 cut: Some(cut),
                 losses: Vec::new(),
+                is_killed: false,
             }],
         }
     };

@@ -27,9 +27,13 @@ fn run(name: &str, seed: u64) {
         let input = mutator.input();
         let outcome = catch_unwind(AssertUnwindSafe(|| target.check(&input)));
         if outcome.is_err() {
+            let path = std::env::temp_dir().join(format!("lightkv-fuzz-{name}-{execution}"));
+            std::fs::write(&path, &input).expect("the input is kept");
             panic!(
-                "{name}, seed {seed}, execution {execution}: input \"{}\"",
-                input.escape_ascii()
+                "{name}, seed {seed}, execution {execution}: input \"{}\"\n\
+                 again with: cargo run --release -p lightkv-fuzz -- replay {name} {}",
+                input.escape_ascii(),
+                path.display()
             );
         }
     }

@@ -1,6 +1,11 @@
 //! What a user does first.
 
-use lightkv::{Db, Error, Options, WriteBatch, WriteOptions};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lightkv::{Db, Error, Options, Tuning, WriteBatch, WriteOptions};
+use lightkv_vfs::{MemoryVfs, Vfs};
 
 fn key(number: u64) -> String {
     format!("{number:016}")
@@ -126,6 +131,34 @@ fn large_values_live_in_files_of_their_own() {
     let db = Db::open(directory.path()).unwrap();
     assert_eq!(db.get("large").unwrap().as_deref(), Some(&b"now small"[..]));
     assert_eq!(files(), 0);
+}
+
+/// Also of one that no table ever had, and whose key nothing else is left of.
+#[test]
+fn the_file_of_a_deleted_large_value_goes() {
+    let vfs = MemoryVfs::new();
+    let options = Options::new()
+        .memory_budget(16 << 20)
+        .tuning(Tuning {
+            large_value_bytes: Some(1000),
+            ..Tuning::default()
+        })
+        .vfs(Arc::new(vfs.clone()));
+    let db = options.open("/store").unwrap();
+    db.put("large", vec![7; 5000]).unwrap();
+    db.put("small", "value").unwrap();
+    let files = || vfs.list(Path::new("/store/values")).unwrap().len();
+    assert_eq!(files(), 1);
+    db.delete("large").unwrap();
+    db.flush().unwrap();
+    let begin = Instant::now();
+    // The last reader of the leaf may be any thread.
+    while files() > 0 {
+        assert!(begin.elapsed() < Duration::from_secs(60), "the file stays");
+        db.flush().unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(db.get("large").unwrap(), None);
 }
 
 #[test]

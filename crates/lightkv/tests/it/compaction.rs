@@ -422,3 +422,37 @@ fn a_deadline_is_kept_or_told() {
             .unwrap();
     }
 }
+
+/// A merge removes the tables that it replaces only with their last reader: one that has no file open any more opens it
+/// again by its name.
+#[test]
+fn a_scan_outlives_the_tables_that_it_reads() {
+    let vfs = MemoryVfs::new();
+    let db = small(1)
+        .compaction_size(16)
+        .max_open_files(8)
+        .vfs(Arc::new(vfs.clone()))
+        .open("/store")
+        .unwrap();
+    let records = 3600;
+    for round in 0..12 {
+        for number in (0..records).filter(|number| number % 12 == round) {
+            db.put(key(number), value(number, round)).unwrap();
+        }
+        db.flush().unwrap();
+    }
+    assert!(db.stats().levels.tables > 8, "each has a file open");
+    let mut scan = db.scan(..);
+    let mut next = |number: u64| {
+        let (found, bytes) = scan.next().expect("a record").unwrap();
+        assert_eq!(&found[..], key(number).as_bytes());
+        assert_eq!(&bytes[..], &value(number, number % 12)[..]);
+    };
+    (0..5).for_each(&mut next);
+    for number in 0..records {
+        db.put(key(number), value(number, 99)).unwrap();
+    }
+    db.compact(..).unwrap();
+    settle(&db);
+    (5..records).for_each(&mut next);
+}

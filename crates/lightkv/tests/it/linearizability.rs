@@ -13,14 +13,15 @@
 //! returned before a sync was asked for must be there.
 //!
 //! `LIGHTKV_HISTORIES` sets the number of rounds, `LIGHTKV_HISTORIES_SEED` the first seed. Seeds fix what threads
-//! do, not how they interleave; a failure prints the history itself.
+//! do, not how they interleave; a failure prints the history itself, and the command that runs its store's rounds
+//! again. Each test prints its counts as a line of JSON.
 
 mod checker;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lightkv::{Db, Options, PoolMedium, Tuning, WriteBatch};
 use lightkv_pmem::{EmulatedBacking, EmulatedMedium};
@@ -422,18 +423,16 @@ fn run_round(round: &Arc<Round>, media: &Media, end: End) -> (History, Option<Me
 }
 
 /// Runs histories on one configuration, and checks each.
-fn run(with_pool: bool) {
-    let number = |name: &str, default| {
-        std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
-    };
-    let rounds: u64 = number("LIGHTKV_HISTORIES", ROUNDS);
-    let first_seed: u64 = number("LIGHTKV_HISTORIES_SEED", 1);
+fn run(with_pool: bool, present_seed: &AtomicU64) {
+    let (first_seed, rounds) = (first_seed(), rounds());
+    let begin = Instant::now();
     let mut media = Media::new(with_pool);
     let mut db = media.open();
     let mut present: Vec<Content> = vec![None; KEYS];
     let mut numbers = 1;
     let (mut calls_count, mut crashes) = (0, 0);
     for seed in first_seed..first_seed + rounds {
+        present_seed.store(seed, Ordering::SeqCst);
         if seed % ROUNDS_OF_A_STORE == 0 {
             drop(db);
             media = Media::new(with_pool);
@@ -511,33 +510,71 @@ fn run(with_pool: bool) {
         present = found;
     }
     db.verify().expect("a sound store");
-    eprintln!("{rounds} histories from seed {first_seed}, {calls_count} calls, {crashes} crashes");
+    eprintln!(
+        "{{\"check\": \"histories\", \"part\": \"{}\", \"seed\": {first_seed}, \"seconds\": {:.1}, \
+         \"violations\": 0, \"counts\": {{\"histories\": {rounds}, \"calls\": {calls_count}, \"crashes\": {crashes}}}}}",
+        if with_pool { "pool" } else { "journal" },
+        begin.elapsed().as_secs_f64()
+    );
     assert!(
         crashes * 8 >= rounds || rounds < 8,
         "most rounds that should crash do not"
     );
 }
 
+fn number_from_environment(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
+}
+
+fn rounds() -> u64 {
+    number_from_environment("LIGHTKV_HISTORIES", ROUNDS)
+}
+
+fn first_seed() -> u64 {
+    number_from_environment("LIGHTKV_HISTORIES_SEED", 1)
+}
+
+/// The command that runs the rounds of a store again, up to one.
+fn again(seed: u64) -> String {
+    let first = first_seed().max(seed - seed % ROUNDS_OF_A_STORE);
+    format!(
+        "again with: LIGHTKV_HISTORIES_SEED={first} LIGHTKV_HISTORIES={} cargo test --release -p lightkv --test it \
+         -- --exact {} --nocapture",
+        seed - first + 1,
+        // The harness names each test's thread after it.
+        std::thread::current().name().unwrap_or("NAME")
+    )
+}
+
 /// Several threads may take long on a busy machine; a deadlock takes for ever.
-fn with_time_limit(run: impl FnOnce() + Send + 'static) {
-    let rounds =
-        std::env::var("LIGHTKV_HISTORIES").map_or(ROUNDS, |text| text.parse().unwrap_or(1));
-    let limit = Duration::from_secs(120) + Duration::from_millis(500) * rounds as u32;
-    let thread = std::thread::spawn(run);
-    let begin = std::time::Instant::now();
+fn with_time_limit(run: impl FnOnce(&AtomicU64) + Send + 'static) {
+    let limit = Duration::from_secs(120) + Duration::from_millis(500) * rounds() as u32;
+    let present_seed = Arc::new(AtomicU64::new(first_seed()));
+    let thread = {
+        let present_seed = present_seed.clone();
+        std::thread::spawn(move || run(&present_seed))
+    };
+    let begin = Instant::now();
+    let again = || again(present_seed.load(Ordering::SeqCst));
     while !thread.is_finished() {
-        assert!(begin.elapsed() < limit, "nothing ends any more");
+        assert!(
+            begin.elapsed() < limit,
+            "nothing ends any more\n{}",
+            again()
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
-    thread.join().expect("no check fails; the message is above");
+    if thread.join().is_err() {
+        panic!("the message is above\n{}", again());
+    }
 }
 
 #[test]
 fn histories_with_a_journal_have_an_order() {
-    with_time_limit(|| run(false));
+    with_time_limit(|present_seed| run(false, present_seed));
 }
 
 #[test]
 fn histories_with_a_pool_have_an_order() {
-    with_time_limit(|| run(true));
+    with_time_limit(|present_seed| run(true, present_seed));
 }

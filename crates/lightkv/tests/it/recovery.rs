@@ -1,5 +1,6 @@
 //! Opens after kills, power losses and closes: what they read, what they trust, what they leave to later.
 
+mod batches;
 mod corners;
 mod image;
 mod journal;

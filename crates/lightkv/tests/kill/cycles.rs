@@ -9,14 +9,13 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::TASK_VARIABLE;
 use crate::child::Task;
 use crate::model::{self, Counts, ThreadModel};
 use crate::plan::{Plan, THREADS};
 use crate::progress::{Phase, Progress};
 use crate::random::{Random, mix};
 use crate::setup::{Medium, Setup, Size};
-use crate::slowdown;
+use crate::{TASK_VARIABLE, again, only, slowdown};
 
 /// Cycles after which a new store is begun: killed first opens matter too.
 const CYCLES_OF_A_STORE: u64 = 50;
@@ -68,6 +67,22 @@ pub(crate) struct Totals {
     counts: Counts,
 }
 
+impl Totals {
+    /// By their names in the line of JSON.
+    pub(crate) fn counts(&self) -> [(&'static str, u64); 8] {
+        [
+            ("cycles", self.cycles),
+            ("killed before open", self.killed_before_open),
+            ("killed before writes", self.killed_before_writes),
+            ("killed in writes", self.killed_in_writes),
+            ("closed", self.closed),
+            ("operations acknowledged", self.counts.acknowledged),
+            ("in flight, found applied", self.counts.applied),
+            ("in flight, found not applied", self.counts.not_applied),
+        ]
+    }
+}
+
 impl std::fmt::Display for Totals {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
@@ -91,7 +106,8 @@ impl std::fmt::Display for Totals {
 pub(crate) fn run(medium: Medium, cycles: u64, seed: u64) -> Totals {
     let mut totals = Totals::default();
     let cycles_of_a_store = CYCLES_OF_A_STORE.min(cycles.div_ceil(4));
-    let mut store = 0;
+    let only = only();
+    let mut store = only.unwrap_or(0);
     while totals.cycles < cycles {
         let size = if store % 4 == 3 {
             Size::Default
@@ -104,7 +120,11 @@ pub(crate) fn run(medium: Medium, cycles: u64, seed: u64) -> Totals {
             count,
             mix(seed ^ mix(store)),
             &mut totals,
+            &again("LIGHTKV_KILL_CYCLES", cycles, seed, store),
         );
+        if only.is_some() {
+            break;
+        }
         store += 1;
         if totals.cycles % 100 < count {
             eprintln!("{medium:?}: {totals}");
@@ -114,7 +134,7 @@ pub(crate) fn run(medium: Medium, cycles: u64, seed: u64) -> Totals {
 }
 
 /// One store from its creation on; in the end a child checks it once more and closes it.
-fn run_store(setup: Setup, cycles: u64, seed: u64, totals: &mut Totals) {
+fn run_store(setup: Setup, cycles: u64, seed: u64, totals: &mut Totals, again: &str) {
     let directory = tempfile::tempdir().expect("a directory");
     let pool = TempDir::new_in(setup.pool_parent()).expect("a directory for the pool");
     let plans: Vec<Plan> = (0..THREADS)
@@ -152,7 +172,7 @@ fn run_store(setup: Setup, cycles: u64, seed: u64, totals: &mut Totals) {
         if !is_as_planned {
             let output = fs::read_to_string(directory.path().join("output")).unwrap_or_default();
             panic!(
-                "{}, store {}, pool {} (both kept), seed {seed}, cycle {cycle}, {moment:?}: {end:?}\n{output}",
+                "{}, store {}, pool {} (both kept), seed {seed}, cycle {cycle}, {moment:?}: {end:?}\n{output}\n{again}",
                 setup.name(),
                 directory.keep().display(),
                 pool.keep().display(),

@@ -12,7 +12,10 @@
 //! - `LIGHTKV_KILL_SLOWDOWN`: how many times slower than usual the machine is, for example because it is
 //!   emulated: moments and patience are stretched by that.
 //! - `LIGHTKV_POWER_LOSSES`: how often each file system loses power. Set, it is a failure if this machine cannot
-//!   do that: it takes root, loop devices, `mkfs.ext4` and `mkfs.xfs`.
+//!   do that: it takes root, loop devices, `mkfs.ext4` and `mkfs.xfs`;
+//! - `LIGHTKV_KILL_ONLY`: the number of the only store, or volume, to run: what a failure prints.
+//!
+//! Each test prints its counts as a line of JSON.
 //!
 //! `tools/dax-guest` runs this program in a machine with DAX, and also cuts that machine's power.
 
@@ -56,12 +59,43 @@ fn slowdown() -> u32 {
     u32::try_from(slowdown.max(1)).expect("a slowdown of a few")
 }
 
+/// The only store or volume to run, if the environment names one.
+fn only() -> Option<u64> {
+    std::env::var_os("LIGHTKV_KILL_ONLY").map(|_| number_from_environment("LIGHTKV_KILL_ONLY", 0))
+}
+
+/// The command that runs one store, or volume, of a failing test again.
+fn again(variable: &str, count: u64, seed: u64, number: u64) -> String {
+    // The harness names each test's thread after it.
+    let thread = std::thread::current();
+    format!(
+        "again with: {variable}={count} LIGHTKV_KILL_SEED={seed} LIGHTKV_KILL_ONLY={number} \
+         cargo test --release -p lightkv --test kill -- --exact {} --nocapture",
+        thread.name().unwrap_or("NAME")
+    )
+}
+
+/// Prints what a test did as one line of JSON. A failure ends the test before.
+fn print_counts(check: &str, part: &str, seed: u64, start: Instant, counts: &[(&str, u64)]) {
+    let counts: Vec<String> = counts
+        .iter()
+        .map(|(name, count)| format!("\"{name}\": {count}"))
+        .collect();
+    eprintln!(
+        "{{\"check\": \"{check}\", \"part\": \"{part}\", \"seed\": {seed}, \"seconds\": {:.1}, \
+         \"violations\": 0, \"counts\": {{{}}}}}",
+        start.elapsed().as_secs_f64(),
+        counts.join(", ")
+    );
+}
+
 fn kill_loop(medium: Medium) {
     let cycles = number_from_environment("LIGHTKV_KILL_CYCLES", CYCLES_DEFAULT);
     let seed = number_from_environment("LIGHTKV_KILL_SEED", 1);
     let start = Instant::now();
     let totals = cycles::run(medium, cycles, seed);
     eprintln!("{medium:?}: {totals}, in {:?}", start.elapsed());
+    print_counts("kills", medium.name(), seed, start, &totals.counts());
 }
 
 /// Not a test: the process that the others kill.
@@ -117,13 +151,26 @@ fn lose_power(file_system: FileSystem) {
     let seed = number_from_environment("LIGHTKV_KILL_SEED", 1);
     let start = Instant::now();
     match power_loss::run(file_system, losses, seed) {
-        Ok(report) => eprintln!("{file_system:?}: {report}, in {:?}", start.elapsed()),
+        Ok(totals) => {
+            eprintln!("{file_system:?}: {totals}, in {:?}", start.elapsed());
+            let name = file_system.name();
+            print_counts("power losses", name, seed, start, &totals.counts());
+        }
         Err(lack) if std::env::var_os("LIGHTKV_POWER_LOSSES").is_none() => {
             eprintln!(
                 "skipped: this machine can make no {file_system:?} to cut the power of: {lack}"
             );
         }
         Err(lack) => panic!("no {file_system:?} to cut the power of: {lack}"),
+    }
+}
+
+#[test]
+fn syncs_reach_the_file_system() {
+    for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
+        if let Err(lack) = power_loss::check_syncs(file_system) {
+            eprintln!("skipped: this machine can make no {file_system:?}: {lack}");
+        }
     }
 }
 

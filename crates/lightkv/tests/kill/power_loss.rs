@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use lightkv_vfs::{OpenMode, RealVfs, Vfs};
 use tempfile::TempDir;
 
 use crate::child::{self, contents};
@@ -28,6 +29,7 @@ use crate::plan::{Plan, THREADS};
 use crate::progress::{Phase, Progress};
 use crate::random::{Random, mix};
 use crate::setup::{Medium, Setup, Size};
+use crate::{again, only};
 use history::{History, PowerSwitch};
 pub(crate) use volume::FileSystem;
 use volume::Volume;
@@ -45,8 +47,8 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// SIGKILL, and SIGBUS: what reading a mapping means when its file cannot be read any more.
 const KILL_SIGNAL: i32 = 9;
 const BUS_SIGNAL: i32 = 7;
-/// What every error says that comes from a volume without power.
-const INPUT_OUTPUT_ERROR: &str = "Input/output error";
+/// What errors say that come from a volume without power: ext4 says the second once its journal has met the loss.
+const LOSS_ERRORS: [&str; 2] = ["Input/output error", "Read-only file system"];
 
 /// What the process is told.
 #[derive(Debug)]
@@ -242,7 +244,8 @@ impl Moment {
 
 /// What happened, for the report.
 #[derive(Debug, Default)]
-struct Totals {
+pub(crate) struct Totals {
+    volumes: u64,
     losses: u64,
     before_open: u64,
     before_writes: u64,
@@ -250,10 +253,40 @@ struct Totals {
     closed: u64,
 }
 
+impl Totals {
+    /// By their names in the line of JSON.
+    pub(crate) fn counts(&self) -> [(&'static str, u64); 6] {
+        [
+            ("power losses", self.losses),
+            ("volumes", self.volumes),
+            ("before open", self.before_open),
+            ("before writes", self.before_writes),
+            ("in writes", self.in_writes),
+            ("after a close", self.closed),
+        ]
+    }
+}
+
+impl std::fmt::Display for Totals {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            formatter,
+            "{} power losses (before open {}, before writes {}, in writes {}, after a close {}) on {} volumes",
+            self.losses,
+            self.before_open,
+            self.before_writes,
+            self.in_writes,
+            self.closed,
+            self.volumes
+        )
+    }
+}
+
 /// Cuts the power of stores on a file system so many times; an error says what the machine lacks.
-pub(crate) fn run(file_system: FileSystem, losses: u64, seed: u64) -> Result<String, String> {
+pub(crate) fn run(file_system: FileSystem, losses: u64, seed: u64) -> Result<Totals, String> {
     let mut totals = Totals::default();
-    let mut volume = 0;
+    let only = only();
+    let mut volume = only.unwrap_or(0);
     while totals.losses < losses {
         // Three in four with a journal, whose promises are the stronger ones.
         let setup = Setup {
@@ -271,26 +304,40 @@ pub(crate) fn run(file_system: FileSystem, losses: u64, seed: u64) -> Result<Str
         let count = LOSSES_OF_A_VOLUME
             .min(losses.div_ceil(4))
             .min(losses - totals.losses);
-        run_volume(
-            file_system,
-            setup,
-            count,
-            mix(seed ^ mix(volume)),
-            &mut totals,
-        )?;
+        let again = again("LIGHTKV_POWER_LOSSES", losses, seed, volume);
+        let volume_seed = mix(seed ^ mix(volume));
+        run_volume(file_system, setup, count, volume_seed, &mut totals, &again)?;
+        totals.volumes += 1;
+        if only.is_some() {
+            break;
+        }
         volume += 1;
     }
-    let Totals {
-        losses,
-        before_open,
-        before_writes,
-        in_writes,
-        closed,
-    } = totals;
-    Ok(format!(
-        "{losses} power losses (before open {before_open}, before writes {before_writes}, in writes {in_writes}, \
-         after a close {closed}) on {volume} volumes"
-    ))
+    Ok(totals)
+}
+
+/// Syncs of files and of directories reach the file system: without power they fail. What they are worth on a file
+/// system that makes more durable than it is asked for, no lost power can tell.
+pub(crate) fn check_syncs(file_system: FileSystem) -> Result<(), String> {
+    let directory = tempfile::tempdir().expect("a directory");
+    let volume = Volume::create(file_system, directory.path())?;
+    let vfs = RealVfs;
+    let names = volume.path().join("names");
+    vfs.create_directory(&names).expect("a directory");
+    let file = vfs
+        .open(&names.join("file"), OpenMode::CreateNew)
+        .expect("a file");
+    file.write_all_at(b"bytes", 0).expect("a write");
+    file.sync_data().expect("a sync with power");
+    vfs.sync_directory(&names).expect("a sync with power");
+    file.write_all_at(b"other", 0).expect("a write");
+    volume.cut_power(false);
+    assert!(file.sync_data().is_err(), "a sync without power");
+    assert!(
+        vfs.sync_directory(&names).is_err(),
+        "a sync of names without power"
+    );
+    Ok(())
 }
 
 /// One volume from its creation on.
@@ -300,6 +347,7 @@ fn run_volume(
     losses: u64,
     seed: u64,
     totals: &mut Totals,
+    again: &str,
 ) -> Result<(), String> {
     // In memory where there is room: the device below is not what is tested.
     let memory = Path::new("/dev/shm");
@@ -344,7 +392,7 @@ fn run_volume(
             let output = fs::read_to_string(directory.path().join("output")).unwrap_or_default();
             drop(volume);
             panic!(
-                "{}, {file_system:?} in {} (kept), seed {seed}, loss {loss}, {moment:?}: {message}\n{output}",
+                "{}, {file_system:?} in {} (kept), seed {seed}, loss {loss}, {moment:?}: {message}\n{output}\n{again}",
                 setup.name(),
                 directory.keep().display(),
             );
@@ -428,7 +476,7 @@ fn lose_power(
             child.kill().expect("kill");
             let status = child.wait().expect("the end of a child");
             let output = fs::read_to_string(task.directory.join("output")).unwrap_or_default();
-            let has_met_the_loss = output.contains(INPUT_OUTPUT_ERROR);
+            let has_met_the_loss = LOSS_ERRORS.iter().any(|error| output.contains(error));
             match status.signal() {
                 Some(KILL_SIGNAL | BUS_SIGNAL) => Ok(()),
                 _ if has_met_the_loss => Ok(()),

@@ -24,6 +24,16 @@ impl Medium {
         Self::PoolInFile,
         Self::PoolOnDax,
     ];
+
+    /// As it is passed to the child, and in counts.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Journal => "journal",
+            Self::PoolInMemory => "pool-in-memory",
+            Self::PoolInFile => "pool-in-file",
+            Self::PoolOnDax => "pool-on-dax",
+        }
+    }
 }
 
 /// Where the directory of a pool on DAX is made, if the caller has such a file system.
@@ -50,12 +60,7 @@ pub(crate) struct Setup {
 impl Setup {
     /// As it is passed to the child.
     pub(crate) fn name(self) -> String {
-        let medium = match self.medium {
-            Medium::Journal => "journal",
-            Medium::PoolInMemory => "pool-in-memory",
-            Medium::PoolInFile => "pool-in-file",
-            Medium::PoolOnDax => "pool-on-dax",
-        };
+        let medium = self.medium.name();
         let size = match self.size {
             Size::Small => "small",
             Size::Default => "default",

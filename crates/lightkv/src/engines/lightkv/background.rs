@@ -160,7 +160,7 @@ impl Queue {
         if let Some(partition) = flush {
             return Some(Job::Flush(partition));
         }
-        if role == Role::Keeper && (self.urgent || store.is_over_mark()) {
+        if self.urgent || store.is_over_mark() {
             let is_urgent = std::mem::take(&mut self.urgent);
             return Some(Job::Relieve { is_urgent });
         }

@@ -6,7 +6,7 @@
 //!
 //! INVARIANTS. (1) Space is freed only after the manifest that names the table is durable. (2) Nothing in
 //! a table outlives what came before it: the journal is synced through the newest record of a flush
-//! before the table is installed, so after a power loss a prefix of history remains. (3) With a pool,
+//! before a table of it is completed, so after a power loss a prefix of history remains. (3) With a pool,
 //! every batch with a record in the flush is complete before its records leave the pool, and the
 //! manifest says so (`complete_through`): recovery does not need to find all of it.
 
@@ -37,6 +37,15 @@ struct Flushed {
     tables: Vec<TableMetadata>,
     /// Value files whose last reference was dropped.
     orphaned_values: Vec<u64>,
+}
+
+/// What must be safe before a table of a flush exists.
+#[derive(Debug)]
+struct History {
+    /// All writes up to this number are whole.
+    through: u64,
+    /// The journal is durable up to here.
+    journal_end: Option<JournalPosition>,
 }
 
 impl Store {
@@ -192,9 +201,18 @@ impl Store {
         // Moments held now or later need nothing older than the versions kept: later ones are newer than
         // all records here.
         let held = self.snapshots.list();
-        self.secure_history(flushed_through)?;
+        // What is in the leaf was appended to the journal before the leaf was frozen.
+        let journal_end = self.journal.get().map(|journal| journal.next_position());
         let mut flushed = Flushed::default();
-        if let Err(error) = self.write_leaf(&leaf, &below, &held, &mut flushed) {
+        let history = History {
+            through: flushed_through,
+            journal_end,
+        };
+        // A flush that writes no table is recorded, too.
+        let written = self
+            .write_leaf(&leaf, &below, &held, &history, &mut flushed)
+            .and_then(|()| self.secure_history(&history));
+        if let Err(error) = written {
             // Nothing names the tables that were finished before.
             for metadata in flushed.tables {
                 self.remove_unlisted(metadata);
@@ -214,12 +232,19 @@ impl Store {
     }
 
     /// Invariants 2 and 3.
-    fn secure_history(&self, flushed_through: u64) -> Result<()> {
-        self.in_flight.wait(flushed_through);
-        if let Some(journal) = self.journal.get() {
-            journal.sync(journal.next_position())?;
+    fn secure_history(&self, history: &History) -> Result<()> {
+        self.in_flight.wait(history.through);
+        if let (Some(journal), Some(end)) = (self.journal.get(), history.journal_end) {
+            journal.sync(end)?;
         }
         Ok(())
+    }
+
+    /// Completes a table of a flush. Until here the file is no table, whatever of it reaches the medium. While it was
+    /// written, the journal's thread has most likely written what this waits for.
+    fn finish_flushed(&self, writer: TableWriter, history: &History) -> Result<TableMetadata> {
+        self.secure_history(history)?;
+        self.finish_table(writer)
     }
 
     /// Writes what is still needed of a frozen leaf. `below` are the tables under it: merges may replace
@@ -229,6 +254,7 @@ impl Store {
         leaf: &Leaf,
         below: &TableList,
         held: &[u64],
+        history: &History,
         flushed: &mut Flushed,
     ) -> Result<()> {
         let sorted = leaf.sorted(&self.buffer).whole(&self.buffer);
@@ -244,7 +270,7 @@ impl Store {
             if starts.next_if_eq(&at).is_some()
                 && let Some(writer) = writer.take()
             {
-                flushed.tables.push(self.finish_table(writer)?);
+                flushed.tables.push(self.finish_flushed(writer, history)?);
             }
             self.versions_of(
                 entry.offset,
@@ -276,7 +302,7 @@ impl Store {
             }
         }
         if let Some(writer) = writer {
-            flushed.tables.push(self.finish_table(writer)?);
+            flushed.tables.push(self.finish_flushed(writer, history)?);
         }
         Ok(())
     }

@@ -84,11 +84,11 @@ impl Store {
     pub(crate) fn memory_parts(&self) -> MemoryParts {
         let mut parts = MemoryParts {
             buffer: self.buffer.limit_bytes(),
-            // The file that is written, and the one that is made ready.
+            // The file that is written, and those that are made ready.
             journal: self
                 .journal
                 .get()
-                .map_or(0, |_| 2 * self.sizes.journal_file_bytes),
+                .map_or(0, |_| 3 * self.sizes.journal_file_bytes),
             table_indexes: self.tables.shared.index_bytes(),
             read_ahead: self.tables.shared.read_ahead_bytes(),
             work: WORK_BYTES_MIN.max(self.sizes.budget_bytes / WORK_PART),

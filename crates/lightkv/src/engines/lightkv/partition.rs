@@ -272,3 +272,41 @@ impl Drop for Partition {
         drop(unsafe { view.into_owned() });
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::room::empty_leaf;
+    use super::*;
+
+    /// A reader goes on with the view that it has loaded, whatever takes its place.
+    #[test]
+    fn a_view_stays_as_long_as_a_guard_of_its_time() {
+        let view = || View {
+            top: empty_leaf(b"", None, 48),
+            frozen: Vec::new(),
+            tables: TableList::new(Vec::new(), b""),
+        };
+        let partition = Partition::new(b"", None, 0, view());
+        let guard = crossbeam_epoch::pin();
+        let leaf = Arc::downgrade(&partition.view(&guard).top);
+        let other = std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let guard = crossbeam_epoch::pin();
+                partition.publish(&mut partition.lock(), view(), &guard);
+            });
+            writer.join().expect("a view is published");
+            for _ in 0..100 {
+                crossbeam_epoch::pin().flush();
+            }
+            leaf.upgrade()
+        });
+        assert!(other.is_some(), "the reader's view is gone");
+        drop((other, guard));
+        let begin = std::time::Instant::now();
+        while leaf.upgrade().is_some() {
+            assert!(begin.elapsed().as_secs() < 60, "the view stays for ever");
+            crossbeam_epoch::pin().flush();
+            std::thread::yield_now();
+        }
+    }
+}

@@ -173,6 +173,7 @@ impl FirstReads {
     /// Reads, and hands over what was read.
     fn finish(&mut self, store: &Store, placed: &mut [RunSource]) {
         let mut requests = std::mem::take(&mut self.requests);
+        let _waiting = store.tables.shared.waiting_read();
         let finished = match requests.len() {
             // One alone is not worth beginning first and waiting later.
             0 | 1 => requests.drain(..).map(ReadRequest::read).collect(),

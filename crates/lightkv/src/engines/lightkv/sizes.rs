@@ -73,7 +73,7 @@ impl Sizes {
         let split_bytes = (segment_bytes / 4).max(chunk_bytes);
         let journal_file_bytes = tuning
             .journal_file_bytes
-            .unwrap_or_else(|| (buffer_bytes / 8).clamp(1 << 20, 64 << 20));
+            .unwrap_or_else(|| (buffer_bytes / 16).clamp(1 << 20, 64 << 20));
         Self {
             buffer_bytes,
             flush_mark_bytes: buffer_bytes / 100 * 70,

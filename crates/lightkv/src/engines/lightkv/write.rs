@@ -33,6 +33,9 @@ use super::value_file;
 use crate::db::batch_limit_bytes;
 use crate::{Error, Result, WriteBatch, WriteOptions};
 
+/// After so many writes, some 10 us of work, readers are given way to.
+const GIVE_WAY_WRITES: u64 = 16;
+
 /// An operation with what was derived from it once.
 #[derive(Debug)]
 struct Prepared<'a> {
@@ -109,7 +112,7 @@ impl Store {
         let parts: [&[u8]; 3] = [&head, operation.key, &operation.value];
         let mut payload: Option<Payload<'_>> = None;
         let mut waiting: Option<Instant> = None;
-        let end = loop {
+        let (sequence, end) = loop {
             let guard = crossbeam_epoch::pin();
             let partition = self.route(operation.key, &guard);
             // What the put will need is on its way while the checksum is computed and the lock taken.
@@ -145,10 +148,20 @@ impl Store {
         if let Some(since) = waiting {
             self.counters.stalled(since.elapsed());
         }
+        self.give_way(sequence);
         if options.sync {
             self.sync_through(end)
         } else {
             Ok(())
+        }
+    }
+
+    /// Lets waiting readers have the processor now and then: a writer flat out keeps it for milliseconds otherwise. The
+    /// caller holds no lock.
+    #[inline]
+    fn give_way(&self, sequence: u64) {
+        if sequence.is_multiple_of(GIVE_WAY_WRITES) {
+            self.tables.shared.give_way();
         }
     }
 
@@ -174,7 +187,7 @@ impl Store {
         self.reserve(writer, record_bytes)
     }
 
-    /// Stores and indexes one record; returns the journal position after it. There is room for it.
+    /// Stores and indexes one record; returns its number and the journal position after it. There is room for it.
     #[inline]
     fn append(
         &self,
@@ -182,7 +195,7 @@ impl Store {
         payload: Option<&Payload<'_>>,
         record_bytes: u64,
         writer: &mut MutexGuard<'_, Writer>,
-    ) -> Result<JournalPosition> {
+    ) -> Result<(u64, JournalPosition)> {
         let announcement = self.announce()?;
         let (sequence, start, end) = match (self.journal.get(), payload) {
             (Some(journal), Some(payload)) => {
@@ -243,7 +256,7 @@ impl Store {
         self.buffer
             .pool()
             .prefetch_store(writer.cursor, record_bytes);
-        Ok(end)
+        Ok((sequence, end))
     }
 
     /// Announces a write that is about to draw its number; refused if the store was closed meanwhile.
@@ -356,6 +369,7 @@ impl Store {
         if let Some(since) = waiting {
             self.counters.stalled(since.elapsed());
         }
+        self.tables.shared.give_way();
         if options.sync {
             self.sync_through(end)
         } else {

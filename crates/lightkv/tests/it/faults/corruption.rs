@@ -13,7 +13,8 @@
 //!
 //! Without `LIGHTKV_CORRUPTION` there are a few images of each kind of file and damage. With a number there are about
 //! that many in each of the four tests, with `all` there is one for every damage at every offset (in long
-//! stretches of zeros, at every 64th). Each test prints its counts as a line of JSON.
+//! stretches of zeros, at every 64th). With `DAMAGE,OFFSET,PATH` there is that one: a failure prints the command.
+//! Each test prints its counts as a line of JSON.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -376,6 +377,13 @@ struct Case {
     at: usize,
 }
 
+impl Case {
+    /// As `LIGHTKV_CORRUPTION` takes it.
+    fn to_text(&self) -> String {
+        format!("{:?},{},{}", self.damage, self.at, self.path.display())
+    }
+}
+
 /// SplitMix64 of a case's number: which cases are chosen does not depend on their order.
 fn scrambled(number: u64) -> u64 {
     let mut word = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -400,9 +408,11 @@ fn cases(subject: &Subject) -> Vec<Case> {
     let mut chosen: Vec<(u64, Case)> = (0..).map(scrambled).zip(cases).collect();
     match std::env::var("LIGHTKV_CORRUPTION") {
         Ok(all) if all == "all" => {}
+        Ok(text) if text.contains(',') => chosen.retain(|(_, case)| case.to_text() == text),
         Ok(count) => {
             chosen.sort_by_key(|(number, _)| *number);
-            chosen.truncate(count.parse().expect("LIGHTKV_CORRUPTION: all, or a number"));
+            let count = count.parse();
+            chosen.truncate(count.expect("LIGHTKV_CORRUPTION: all, a number, or a case"));
         }
         Err(_) => {
             chosen.sort_by_key(|(number, _)| *number);
@@ -647,7 +657,12 @@ fn work(
                 let entry = (kind(&case.path), outcome);
                 *findings.counts.entry(entry).or_default() += 1;
             }
-            Some(Err(message)) => findings.failures.push(format!("{case:?}: {message}")),
+            Some(Err(message)) => {
+                let text = case.to_text();
+                findings
+                    .failures
+                    .push(format!("LIGHTKV_CORRUPTION={text}: {message}"));
+            }
             None => {}
         }
     }
@@ -678,7 +693,11 @@ fn run_subject(subject: Subject) {
         std::thread::sleep(Duration::from_millis(20));
         for (_, present) in &workers {
             if let Some((since, case)) = &*present.lock().unwrap() {
-                assert!(since.elapsed() < HANG_AFTER, "{name}, {case:?}: hangs");
+                assert!(
+                    since.elapsed() < HANG_AFTER,
+                    "{name}: LIGHTKV_CORRUPTION={} hangs",
+                    case.to_text()
+                );
             }
         }
     }
@@ -697,20 +716,22 @@ fn run_subject(subject: Subject) {
         .map(|((kind, outcome), count)| format!("\"{kind} {outcome:?}\": {count}"))
         .collect();
     eprintln!(
-        "{{\"check\": \"corruption\", \"store\": \"{name}\", \"images\": {images}, \"violations\": {}, \
-         \"seconds\": {:.1}, \"outcomes\": {{{}}}}}",
-        all.failures.len(),
+        "{{\"check\": \"corruption\", \"part\": \"{name}\", \"seed\": 0, \"seconds\": {:.1}, \"violations\": {}, \
+         \"counts\": {{\"images\": {images}}}, \"outcomes\": {{{}}}}}",
         begin.elapsed().as_secs_f64(),
+        all.failures.len(),
         outcomes.join(", ")
     );
     let shown = all.failures.iter().take(40);
     assert!(
         all.failures.is_empty(),
-        "{name}: {}\n{}",
+        "{name}: {}\n{}again with: one of these in front of: cargo test --release -p lightkv --test it -- --exact {}",
         all.failures.len(),
         shown
             .map(|failure| format!("{failure}\n"))
-            .collect::<String>()
+            .collect::<String>(),
+        // The harness names each test's thread after it.
+        std::thread::current().name().unwrap_or("NAME")
     );
 }
 

@@ -1,6 +1,6 @@
 //! Runs a sequence against a store and the oracle, and says where they first differ.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Debug;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -89,6 +89,25 @@ pub(super) fn run(
     runner
         .finish()
         .map_err(|message| format!("at the end: {message}"))
+}
+
+/// What a store of an option set shows after all operations: every key with its value.
+pub(super) fn contents_after(
+    set: &'static OptionSet,
+    operations: &[Operation],
+) -> Checked<BTreeMap<Vec<u8>, Vec<u8>>> {
+    let mut runner = Runner::new(set)?;
+    for (at, operation) in operations.iter().enumerate() {
+        runner
+            .step(operation)
+            .map_err(|message| format!("operation {at}, {operation:?}: {message}"))?;
+    }
+    let shown = collect(runner.db().scan(..))?;
+    runner
+        .finish()
+        .map_err(|message| format!("at the end: {message}"))?;
+    let owned = |(key, value): (Vec<u8>, Bytes)| (key, value.to_vec());
+    Ok(shown.into_iter().map(owned).collect())
 }
 
 fn ok<T>(what: &str, result: lightkv::Result<T>) -> Checked<T> {

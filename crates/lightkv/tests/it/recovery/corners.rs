@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lightkv::{Db, Error};
-use lightkv_vfs::{DirectoryEntry, FileLock, MemoryVfs, OpenMode, Vfs, VfsFile};
+use lightkv_vfs::{DirectoryEntry, FileLock, MemoryVfs, OpenMode, Operation, Vfs, VfsFile};
 use parking_lot::Mutex;
 
-use super::{Map, Medium, assert_holds, collect, key, value, wait_until};
+use super::{Map, Medium, assert_holds, collect, key, put_all, value, wait_until};
 
 #[test]
 fn a_full_buffer_is_an_error_after_a_while_and_writes_go_on_when_it_empties() {
@@ -159,4 +159,84 @@ fn a_get_that_merges_overtake_looks_again() {
     );
     assert!(overtaker.0.lock().is_none(), "no value file was read");
     assert_eq!(collect(&db).len(), 2);
+}
+
+/// A checkpoint that was acknowledged is a store after a power loss, whole, whichever names and bytes the loss took;
+/// one that was cut off by it is a whole store or none.
+#[test]
+fn a_checkpoint_survives_a_power_loss() {
+    let open_copy = |vfs: &MemoryVfs, medium: &Medium| {
+        let options = Medium {
+            vfs: vfs.clone(),
+            backing: None,
+            tuning: medium.tuning.clone(),
+        };
+        options.options().create_if_missing(false).open("/copy")
+    };
+    for medium in [Medium::with_journal(), Medium::with_pool()] {
+        let cut: Arc<Mutex<Vec<MemoryVfs>>> = Arc::default();
+        let db = medium.open();
+        let mut map = Map::new();
+        put_all(&db, &mut map, 0..300, 1, 100);
+        put_all(&db, &mut map, 300..302, 1, 4000);
+        let (vfs, images) = (medium.vfs.clone(), cut.clone());
+        let observer = move |_: lightkv_vfs::Operation| {
+            let seed = images.lock().len() as u64;
+            let image = vfs.crash_image(seed);
+            images.lock().push(image);
+        };
+        medium.vfs.observe_changes(Some(Arc::new(observer)));
+        db.checkpoint("/copy").unwrap();
+        medium.vfs.observe_changes(None);
+        for seed in 0..60 {
+            let copy = open_copy(&medium.vfs.crash_image(seed), &medium).unwrap();
+            assert_holds(&copy, &map);
+            copy.verify().unwrap();
+        }
+        let cut = std::mem::take(&mut *cut.lock());
+        assert!(cut.len() > 10, "{} moments", cut.len());
+        let mut stores = 0;
+        for image in &cut {
+            match open_copy(image, &medium) {
+                Ok(copy) => {
+                    assert_holds(&copy, &map);
+                    stores += 1;
+                }
+                Err(Error::Missing { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(stores < cut.len(), "no moment before the manifest was met");
+    }
+}
+
+/// A close gives the lock back last: whoever opens the store then has its files to himself.
+#[test]
+fn an_open_waits_for_all_of_a_close() {
+    let medium = Medium::with_pool();
+    let db = medium.open();
+    let mut map = Map::new();
+    put_all(&db, &mut map, 0..200, 1, 100);
+    let vfs = medium.vfs.clone();
+    let closing = std::thread::spawn(move || {
+        let closing = std::thread::current().id();
+        vfs.observe_changes(Some(Arc::new(move |operation| {
+            // The last thing that a close does: its image of the pool gets its name.
+            if operation == Operation::Rename && std::thread::current().id() == closing {
+                std::thread::sleep(Duration::from_millis(700));
+            }
+        })));
+        db.close().unwrap();
+    });
+    let second = loop {
+        match medium.try_open() {
+            Ok(second) => break second,
+            Err(Error::Locked { .. }) => std::thread::sleep(Duration::from_millis(1)),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    closing.join().unwrap();
+    assert_holds(&second, &map);
+    // What the close wrote last is gone since the open.
+    assert!(!medium.vfs.exists(Path::new("/store/POOL-IMAGE")).unwrap());
 }

@@ -40,6 +40,14 @@ pub(crate) fn has_room(directory: &Path) -> bool {
 }
 
 impl FileSystem {
+    /// As in counts.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ext4 => "ext4",
+            Self::Xfs => "xfs",
+        }
+    }
+
     fn make(self) -> &'static [&'static str] {
         match self {
             // Without initialising in the background, which would write beside the store.

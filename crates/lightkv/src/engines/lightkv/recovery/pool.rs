@@ -3,6 +3,10 @@
 //! Runs come in no order and hold the records of one partition each, as it was when they were written, so
 //! threads take them one by one. A record of a batch counts only if the batch is whole, which is known when
 //! all runs were read: a run is left at its first such record, and gone through to its end in a second pass.
+//!
+//! INVARIANT: what is indexed holds each batch whole or not at all, and the next recovery finds the same. A run ends at
+//! its first record of an incomplete batch, which is made invalid, so what stands behind it counts as missing
+//! ([`Found::end_runs`]): on an ordinary file a power loss takes any pages, and a later batch may stand there.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -58,6 +62,40 @@ impl Found {
                     .is_some_and(|(count, seen)| seen == count)
         })
     }
+
+    /// Ends runs at their first record of an incomplete batch: no record behind it counts for its own batch. Which may
+    /// end other runs, and so on.
+    fn end_runs(&mut self, complete_through: u64) {
+        let is_missing = |(first_sequence, (count, seen)): (&u64, &(u32, u32))| {
+            *first_sequence > complete_through && seen != count
+        };
+        if !self.batches.iter().any(is_missing) {
+            return; // nearly always
+        }
+        let mut ends: Vec<u64> = self.postponed.iter().map(|(run, _)| run.end()).collect();
+        let mut has_changed = true;
+        while std::mem::take(&mut has_changed) {
+            for (at, end) in ends.iter_mut().enumerate() {
+                let (run, start) = self.postponed[at].clone();
+                let records = || {
+                    run.recovered_records(start)
+                        .take_while(|(offset, _)| offset < end)
+                };
+                let torn =
+                    records().find(|(_, record)| !self.is_complete(record, complete_through));
+                let Some((torn, _)) = torn else { continue };
+                for (_, record) in records().skip_while(|(offset, _)| *offset < torn) {
+                    if let Some(batch) = record.batch
+                        && let Some((_, seen)) = self.batches.get_mut(&batch.first_sequence)
+                    {
+                        *seen -= 1;
+                    }
+                }
+                *end = torn;
+                has_changed = true;
+            }
+        }
+    }
 }
 
 /// Indexes the records that a pool holds. Returns the value files that they refer to.
@@ -84,7 +122,8 @@ pub(super) fn recover(store: &Arc<Store>, state: &ManifestState) -> Result<HashS
         found.lock().merge(own);
         Ok(())
     })?;
-    let found = found.into_inner();
+    let mut found = found.into_inner();
+    found.end_runs(state.complete_through);
     store
         .last_sequence
         .store(found.last_sequence, Ordering::SeqCst);

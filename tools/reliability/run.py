@@ -1,0 +1,289 @@
+#!/usr/bin/env python3
+"""Runs every check of the store's reliability, and gathers what they counted.
+
+    python3 tools/reliability/run.py --short                # what every change passes; minutes
+    python3 tools/reliability/run.py --long                 # hours; writes RELIABILITY.json and docs/reliability.md
+    python3 tools/reliability/run.py --long --only kills    # one check of it
+
+Each part of a check prints its counts itself, as a line of JSON. A part that has finished is not run again, so a
+long form that was interrupted goes on where it was. docs/internals/crash-testing.md is the guide.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import resource
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+POOLS = ("pool-split", "pool-one-leaf", "pool-byte")
+JOURNALS = ("journal-power", "journal-kill")
+# Configurations in which calls fail, as in the explorer.
+FAILING = ("pool-split", "journal-power")
+
+
+@dataclass
+class Part:
+    """One command. It prints one line of JSON, or some."""
+
+    check: str
+    name: str
+    command: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """The command as a shell takes it."""
+        settings = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*settings, shlex.join(self.command)])
+
+
+def cargo_test(package: str, target: str, names: list[str], release: bool) -> list[str]:
+    profile = ["--release"] if release else []
+    return [
+        "cargo", "test", *profile, "--locked", "-p", package, "--test", target, "--",
+        "--nocapture", "--exact", *names,
+    ]
+
+
+def explorer(*arguments: str) -> list[str]:
+    return ["cargo", "run", "--release", "--locked", "-q", "-p", "lightkv-crash-test", "--", *arguments]
+
+
+def long_form(seed: int) -> list[Part]:
+    """Cheap ones first."""
+    parts = []
+    test = lambda target, *names: cargo_test("lightkv", target, list(names), True)
+    for medium in ("a_journal", "a_pool_in_memory", "a_pool_in_a_file"):
+        parts.append(Part(
+            "kills", medium.removeprefix("a_").replace("_", "-"),
+            test("kill", f"acknowledged_writes_survive_kills_with_{medium}"),
+            {"LIGHTKV_KILL_CYCLES": "700", "LIGHTKV_KILL_SEED": str(seed)},
+        ))
+    # In halves: they take an hour on a machine that does something else as well, and hardly a processor.
+    for system in ("ext4", "xfs"):
+        for half in (0, 1):
+            parts.append(Part(
+                "power losses", f"{system} {half}", test("kill", f"synced_writes_survive_power_losses_on_{system}"),
+                {"LIGHTKV_POWER_LOSSES": "500", "LIGHTKV_KILL_SEED": str(seed + half)},
+            ))
+    for medium in ("journal", "pool"):
+        parts.append(Part(
+            "histories", medium, test("it", f"linearizability::histories_with_a_{medium}_have_an_order"),
+            {"LIGHTKV_HISTORIES": "5000", "LIGHTKV_HISTORIES_SEED": str(seed)},
+        ))
+    for name in FAILING:
+        parts.append(Part("failing calls", name, explorer(
+            "--only", "errors", "--configuration", name, "--seed", str(seed), "--states", "1", "--error-lives", "8",
+        )))
+    parts.append(Part(
+        "sequences", "random option sets", test("it", "model::random_sequences_match_an_ordered_map"),
+        {"LIGHTKV_MODEL_SEQUENCES": "3000", "LIGHTKV_MODEL_SEED": str(seed)},
+    ))
+    parts.append(Part(
+        "sequences", "every option set", test("it", "model::option_sets_do_not_change_what_is_seen"),
+        {"LIGHTKV_MODEL_SEQUENCES": "4500", "LIGHTKV_MODEL_SEED": str(seed)},
+    ))
+    for store in ("closed_store", "killed_store", "closed_store_with_a_pool", "killed_store_with_a_pool"):
+        parts.append(Part(
+            "corruption", store.replace("_store", "").replace("_a_", "_").replace("_", " "),
+            test("it", f"faults::corruption::a_damaged_{store}_errs_or_is_right"),
+            {"LIGHTKV_CORRUPTION": "140000"},
+        ))
+    for name in JOURNALS:
+        parts.append(Part("crashes", name, explorer(
+            "--only", "crashes", "--configuration", name, "--seed", str(seed), "--states", "20000",
+        )))
+    for name in POOLS:
+        # A second life for one state in 100, and fewer ways of losing files at a moment: what most is wanted of is
+        # losses of the pool.
+        parts.append(Part("crashes", name, explorer(
+            "--only", "crashes", "--configuration", name, "--seed", str(seed), "--pool-images", "1700000",
+            "--second-crash-every", "100", "--files-outcomes", "16",
+        )))
+    parts.append(Part("fuzzing", "all targets", [
+        "python3", "tools/fuzz/run.py", "--executions", "100000000", "--seed", str(seed), "--jobs", "1",
+    ]))
+    return parts
+
+
+def short_form() -> list[Part]:
+    """The same tests as they are in `cargo test --workspace`, with its build."""
+    filters = {
+        "kills and power losses": ("lightkv", "kill", []),
+        "failing calls, corruption, histories, sequences": (
+            "lightkv", "it", ["faults", "linearizability", "model", "regressions", "recovery"]
+        ),
+        "crashes": ("lightkv-crash-test", "it", []),
+        "fuzzing": ("lightkv-fuzz", "it", []),
+    }
+    return [
+        Part(check, "short", [
+            "cargo", "test", "--locked", "-p", package, "--test", target, "--", "--nocapture", *names,
+        ])
+        for check, (package, target, names) in filters.items()
+    ]
+
+
+def commit() -> str:
+    """The commit of the tree, with a plus if it was changed."""
+    git = lambda *arguments: subprocess.run(
+        ["git", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.strip()
+    # What the checks themselves generate does not count.
+    generated = (":!RELIABILITY.json", ":!docs/reliability.md")
+    changes = git("status", "--porcelain", "--untracked-files=no", "--", ".", *generated)
+    return git("rev-parse", "--short=12", "HEAD") + ("+" if changes else "")
+
+
+def engine_commit(version: str) -> str:
+    """The last commit up to one that changed what the checks test, and not the checks."""
+    sources = [f"crates/{name}/src" for name in ("checksum", "journal", "lightkv", "pmem", "table", "vfs")]
+    answer = subprocess.run(
+        ["git", "log", "-1", "--format=%h", "--abbrev=12", version.rstrip("+"), "--", *sources],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False,
+    )
+    return answer.stdout.strip() or "unknown"
+
+
+def processor_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def counted(line: str) -> dict | None:
+    """What a line of output counts, if it is such a line."""
+    start = line.find('{"check"')
+    if start < 0:
+        return None
+    try:
+        return json.loads(line[start:])
+    except ValueError:
+        return None
+
+
+def run(part: Part, log: pathlib.Path) -> list[dict]:
+    """Runs a part; what it counted, with where and how."""
+    version = commit()
+    begin, used = time.monotonic(), processor_seconds()
+    environment = {**os.environ, **part.environment}
+    counts, tail = [], []
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            part.command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace",
+        )
+        for line in process.stdout:
+            output.write(line)
+            output.flush()
+            tail = [*tail[-40:], line]
+            found = counted(line)
+            if found is not None:
+                counts.append(found)
+        status = process.wait()
+    common = {
+        "commit": version,
+        "command": part.text(),
+        "processor_seconds": round(processor_seconds() - used, 1),
+        "processors": len(os.sched_getaffinity(0)),
+    }
+    if status != 0 and not any(found["violations"] for found in counts):
+        # A test that fails ends before it has counted.
+        counts.append({
+            "check": part.check, "part": part.name, "seed": 0, "violations": 1, "counts": {},
+            "seconds": round(time.monotonic() - begin, 1),
+        })
+    if status != 0:
+        print("".join(tail), file=sys.stderr)
+        again = [line.strip() for line in tail if "again with:" in line]
+        print(f"FAILED: {part.check}, {part.name}; all of its output is in {log}", file=sys.stderr)
+        print(again[-1] if again else f"again with: {part.text()}", file=sys.stderr)
+    return [{**found, **common} for found in counts]
+
+
+def gather(directory: pathlib.Path, parts: list[Part], output: pathlib.Path, page: pathlib.Path) -> None:
+    """Writes what was counted so far, and the page of it."""
+    found = []
+    for part in parts:
+        path = directory / f"{file_name(part)}.json"
+        if path.exists():
+            found.extend(json.loads(path.read_text()))
+    for counts in found:
+        counts["engine_commit"] = engine_commit(counts["commit"])
+    output.write_text(json.dumps({"parts": found}, indent=2) + "\n")
+    subprocess.run(
+        explorer("report", str(output.resolve()), "--output", str(page.resolve())), cwd=ROOT, check=True
+    )
+
+
+def is_finished(result: pathlib.Path) -> bool:
+    """Whether a part need not run: what failed is run again, once it is mended."""
+    if not result.exists():
+        return False
+    counts = json.loads(result.read_text())
+    return bool(counts) and not any(found["violations"] for found in counts)
+
+
+def file_name(part: Part) -> str:
+    return f"{part.check} {part.name}".replace(" ", "-")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    form = parser.add_mutually_exclusive_group(required=True)
+    form.add_argument("--short", action="store_true", help="what every change passes")
+    form.add_argument("--long", action="store_true", help="hours; needs root, mkfs.ext4, mkfs.xfs and loop devices")
+    form.add_argument("--gather", action="store_true", help="only write the counts of what has finished, and the page")
+    parser.add_argument("--only", action="append", help="a check, or CHECK/PART; may be repeated")
+    parser.add_argument("--again", action="store_true", help="also what has finished")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--seconds", type=int, help="end each exploration of crashes after so long, whatever it has reached"
+    )
+    parser.add_argument("--results", type=pathlib.Path, default=ROOT / "target/reliability")
+    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "RELIABILITY.json")
+    parser.add_argument("--page", type=pathlib.Path, default=ROOT / "docs/reliability.md")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    options.results.mkdir(parents=True, exist_ok=True)
+    parts = short_form() if options.short else long_form(options.seed)
+    for part in parts if options.seconds else []:
+        if part.check == "crashes":
+            part.command += ["--seconds", str(options.seconds)]
+    wanted = [
+        part for part in parts
+        if not options.only or {part.check, f"{part.check}/{part.name}"} & set(options.only)
+    ]
+    if not wanted:
+        known = sorted({part.check for part in parts})
+        sys.exit(f"error: no such check; there are {', '.join(known)}")
+    failed = 0
+    for part in [] if options.gather else wanted:
+        result = options.results / f"{file_name(part)}.json"
+        if options.long and is_finished(result) and not options.again:
+            continue
+        print(f"{part.check}, {part.name}: {part.text()}", flush=True)
+        counts = run(part, options.results / f"{file_name(part)}.log")
+        for found in counts:
+            print(json.dumps(found), flush=True)
+        failed += not counts or any(found["violations"] for found in counts)
+        if options.long:
+            temporary = result.with_suffix(".new")
+            temporary.write_text(json.dumps(counts, indent=2) + "\n")
+            temporary.rename(result)
+    if not options.short:
+        gather(options.results, parts, options.output, options.page)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
