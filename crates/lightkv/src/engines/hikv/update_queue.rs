@@ -332,6 +332,8 @@ impl UpdateQueues {
 
     /// Wakes the thread that sleeps or naps.
     pub(crate) fn wake(&self) {
+        // What the sleeper looks at was stored before.
+        model_fence();
         self.call.ring(true);
     }
 }

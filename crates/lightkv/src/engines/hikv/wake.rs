@@ -112,7 +112,6 @@ impl Call {
     /// Wakes the thread if it sleeps, or if it naps and there is much to do. One of many callers does it.
     #[inline]
     pub(crate) fn ring(&self, is_much: bool) {
-        model_fence();
         if self.is_asleep.load(Ordering::SeqCst)
             || is_much && self.is_napping.load(Ordering::SeqCst)
         {

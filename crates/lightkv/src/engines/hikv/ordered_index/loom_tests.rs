@@ -9,6 +9,9 @@
 //! reader so without synchronizing with it, and loom chooses the values. Nodes are two cache lines
 //! at the most here, so that few keys make a tree.
 
+use std::fmt::Debug;
+use std::sync::atomic::AtomicBool;
+
 use loom::sync::Arc;
 use loom::thread;
 
@@ -16,23 +19,52 @@ use super::sync::{AtomicU64, Ordering};
 use super::version_lock::{lock, read, validate};
 use super::*;
 
-fn check<T: Send + Sync + 'static>(setup: fn() -> T, writer: fn(&T), reader: fn(&T)) {
-    loom::model(move || {
+/// Each of `expected` must be what some execution of the reader returned, and nothing else may be.
+fn check<T: Send + Sync + 'static, R: Debug + PartialEq + Send + 'static>(
+    setup: fn() -> T,
+    writer: fn(&T),
+    reader: fn(&T) -> R,
+    expected: &[R],
+) {
+    let outcomes = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = std::sync::Arc::clone(&outcomes);
+    let mut builder = loom::model::Builder::new();
+    // A scan of three leaves loads many words.
+    builder.max_branches = 10_000;
+    builder.check(move || {
         let shared = Arc::new(setup());
-        let is_done = Arc::new(AtomicU64::new(0));
-        let thread = thread::spawn({
-            let (shared, is_done) = (Arc::clone(&shared), Arc::clone(&is_done));
+        // Not loom's: with the fences of writer and reader a message would be a synchronization.
+        let is_done = std::sync::Arc::new(AtomicBool::new(false));
+        let writing = thread::spawn({
+            let (shared, is_done) = (Arc::clone(&shared), std::sync::Arc::clone(&is_done));
             move || {
                 writer(&shared);
-                is_done.store(1, Ordering::Relaxed);
+                is_done.store(true, Ordering::Relaxed);
             }
         });
-        while is_done.load(Ordering::Relaxed) == 0 {
-            thread::yield_now();
+        // A thread of its own: loom does not show a thread what it saw itself before it last yielded,
+        // and the setup is seen by the thread that does it.
+        let reading = thread::spawn(move || {
+            while !is_done.load(Ordering::Relaxed) {
+                thread::yield_now();
+            }
+            reader(&shared)
+        });
+        writing.join().unwrap();
+        let outcome = reading.join().unwrap();
+        let mut seen = seen.lock().unwrap();
+        if !seen.contains(&outcome) {
+            seen.push(outcome);
         }
-        reader(&shared);
-        thread.join().unwrap();
     });
+    let outcomes = outcomes.lock().unwrap();
+    for outcome in expected {
+        let is_seen = outcomes.contains(outcome);
+        assert!(is_seen, "{outcome:?} was not among {outcomes:?}");
+    }
+    for outcome in outcomes.iter() {
+        assert!(expected.contains(outcome), "{outcome:?} cannot be");
+    }
 }
 
 /// A version and two words that are always equal.
@@ -67,11 +99,8 @@ fn a_validated_reading_belongs_together() {
             write_pair(pair, 1);
             write_pair(pair, 2);
         },
-        |pair| {
-            if let Some([first, second]) = read_pair(pair) {
-                assert_eq!(first, second);
-            }
-        },
+        read_pair,
+        &[None, Some([0, 0]), Some([1, 1]), Some([2, 2])],
     );
 }
 
@@ -132,10 +161,8 @@ fn get_beside_an_insertion() {
     check(
         || tree([2, 4, 6].into_iter()),
         |index| assert_eq!(index.insert(&[3], 3), None),
-        |index| {
-            assert_eq!(index.get(&[4]), Some(4));
-            assert!([None, Some(3)].contains(&index.get(&[3])));
-        },
+        |index| (index.get(&[4]), index.get(&[3])),
+        &[(Some(4), None), (Some(4), Some(3))],
     );
 }
 
@@ -144,10 +171,8 @@ fn get_beside_a_removal() {
     check(
         || tree([2, 4, 6].into_iter()),
         |index| assert_eq!(index.remove(&[2]), Some(2)),
-        |index| {
-            assert_eq!(index.get(&[4]), Some(4));
-            assert!([None, Some(2)].contains(&index.get(&[2])));
-        },
+        |index| (index.get(&[4]), index.get(&[2])),
+        &[(Some(4), None), (Some(4), Some(2))],
     );
 }
 
@@ -157,55 +182,105 @@ fn get_beside_a_split_of_the_root() {
     check(
         || tree((0..6).map(|key| 2 * key)),
         |index| assert_eq!(index.insert(&[5], 5), None),
-        |index| {
-            assert_eq!(index.get(&[10]), Some(10));
-            assert!([None, Some(5)].contains(&index.get(&[5])));
-        },
+        |index| (index.get(&[10]), index.get(&[5])),
+        &[(Some(10), None), (Some(10), Some(5))],
     );
 }
 
-/// A leaf below an inner node splits.
+/// The same beside a scan.
 #[test]
 fn scan_beside_a_split() {
     check(
-        || tree((0..12).map(|key| 2 * key)),
+        || tree((0..6).map(|key| 2 * key)),
         |index| assert_eq!(index.insert(&[5], 5), None),
-        |index| {
-            let mut seen = keys(index, false);
-            seen.retain(|key| *key != 5);
-            assert_eq!(seen, (0..12).map(|key| 2 * key).collect::<Vec<_>>());
-        },
+        |index| keys(index, false),
+        &[vec![0, 2, 4, 6, 8, 10], vec![0, 2, 4, 5, 6, 8, 10]],
     );
 }
 
-/// A leaf disappears, its neighbour takes over its range and gets a key of it.
+/// The first of three leaves becomes empty and is merged with the second, while 6 to 12 stay.
 #[test]
 fn scan_beside_a_merge() {
-    for reverse in [false, true] {
-        let reader = if reverse {
-            |index: &OrderedIndex| check_merged(&keys(index, true))
-        } else {
-            |index: &OrderedIndex| check_merged(&keys(index, false))
-        };
+    let readers: [fn(&OrderedIndex) -> Vec<u8>; 2] =
+        [|index| keys(index, false), |index| keys(index, true)];
+    for reader in readers {
         check(
             || {
-                let index = tree(0..7);
-                for key in [0, 1, 2, 3] {
+                let index = tree(0..13);
+                assert_eq!(leaves(&index), 3);
+                for key in 0..5 {
                     index.remove(&[key]);
                 }
                 index
             },
             |index| {
-                assert_eq!(index.remove(&[4]), Some(4));
-                assert_eq!(index.insert(&[3], 3), None);
+                assert_eq!(index.remove(&[5]), Some(5));
+                assert_eq!(leaves(index), 2);
             },
             reader,
+            &[(5..13).collect(), (6..13).collect()],
         );
     }
 }
 
-/// 5 and 6 stay, 4 goes, then 3 comes; each at most once, in order.
-fn check_merged(seen: &[u8]) {
-    assert!(seen.is_sorted_by(|a, b| a < b), "{seen:?}");
-    assert!(seen.ends_with(&[5, 6]), "{seen:?}");
+/// How many batches a scan needs.
+fn leaves(index: &OrderedIndex) -> usize {
+    let mut batch = EntryBatch::new();
+    index.batch_from(Bound::Unbounded, false, &mut batch);
+    let mut leaves = 0;
+    while !batch.is_empty() {
+        leaves += 1;
+        index.next_batch(&mut batch);
+    }
+    leaves
+}
+
+/// Two writers in one leaf; one preemption is enough to come between a look and a lock.
+fn check_writers(setup: fn() -> OrderedIndex, writers: [fn(&OrderedIndex); 2], expected: &[u8]) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(1);
+    let expected = expected.to_vec();
+    builder.check(move || {
+        let index = Arc::new(setup());
+        let other = thread::spawn({
+            let index = Arc::clone(&index);
+            move || writers[0](&index)
+        });
+        writers[1](&index);
+        other.join().unwrap();
+        assert_eq!(keys(&index, false), expected);
+        assert_eq!(index.len(), expected.len() as u64);
+    });
+}
+
+/// One splits the leaf that the other is about to change.
+#[test]
+fn insertion_beside_a_split() {
+    check_writers(
+        || tree((0..6).map(|key| 2 * key)),
+        [
+            |index| assert_eq!(index.insert(&[5], 5), None),
+            |index| assert_eq!(index.remove(&[10]), Some(10)),
+        ],
+        &[0, 2, 4, 5, 6, 8],
+    );
+}
+
+/// One merges the leaf away that the other is about to insert into.
+#[test]
+fn insertion_beside_a_merge() {
+    check_writers(
+        || {
+            let index = tree(0..7);
+            for key in 1..6 {
+                index.remove(&[key]);
+            }
+            index
+        },
+        [
+            |index| assert_eq!(index.remove(&[6]), Some(6)),
+            |index| assert_eq!(index.insert(&[7], 7), None),
+        ],
+        &[0, 7],
+    );
 }

@@ -151,8 +151,8 @@ fn stop_beside_a_waiting_writer() {
             move || queues.push(0, put(1))
         });
         queues.stop().unwrap();
-        drop(closed);
         assert_eq!(writer.join().unwrap(), Err(Stopped));
+        drop(closed);
         assert_eq!(sum.load(Ordering::Relaxed), 0);
     });
 }
