@@ -30,6 +30,7 @@ fn options() -> TableOptions {
         compression: Compression::Lz4,
         hash_seed: 5,
         store_identity: 6,
+        ..TableOptions::default()
     }
 }
 
