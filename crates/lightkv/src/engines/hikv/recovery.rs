@@ -297,6 +297,10 @@ impl Walk<'_> {
         let mut used_bytes = 0;
         for group in 0..table.group_count() {
             for entry in table.group_entries(group) {
+                if self.reads_items {
+                    // The process may have died between the store of the entry, or its clearing, and the fence.
+                    self.items.pool.flush(entry, ENTRY_BYTES);
+                }
                 let value = Entry::decode(self.items.pool.load_u128(entry));
                 if value == Entry::decode(Entry::FREE) {
                     continue;
@@ -312,8 +316,6 @@ impl Walk<'_> {
                 }
                 if self.reads_items {
                     found.push(self.read_item(entry, value, slot_bytes)?);
-                    // The process may have died between the store of the entry and its fence.
-                    self.items.pool.flush(entry, ENTRY_BYTES);
                 }
             }
         }

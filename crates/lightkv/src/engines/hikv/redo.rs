@@ -84,6 +84,9 @@ pub(crate) fn apply_left(
     if !changes.iter().all(|change| is_entry(change.entry)) {
         return false;
     }
+    // A process that was killed may have left the record in the cache. A power loss in the middle of what follows must
+    // find it whole.
+    pool.persist(run.offset, record_len(changes.len()));
     for change in changes {
         pool.store_u128(change.entry, change.value);
         pool.flush(change.entry, ENTRY_BYTES);

@@ -1,19 +1,22 @@
 //! The redo record of a batch: index entries that are set all or not at all. Format page: `docs/format/hikv.md`.
 //!
 //! ```text
-//!  0  state     u64   0 nothing to do, else the magic number
-//!  8  crc32c    u32   over bytes 12.., seeded with the pool's identity, and the record's offset and generation
+//!  0  sequence  u64   first number of the batch, which no two records share; 0: nothing to do
+//!  8  crc32c    u32   over bytes 0..8 and 12.., seeded with the pool's identity, and the record's offset and generation
 //! 12  count     u32
-//! 16  sequence  u64   first number of the batch; no two records share one
+//! 16  magic     u64
 //! 24  changes   24 bytes each: pool offset of an entry, then its 16 bytes
 //! ```
+//!
+//! A record takes the place of an older one of which only the first word was cleared, and a power loss may keep just the first
+//! word of the newer. So that word is of one record only, and the checksum covers it: the older record does not count again.
 
 /// Bytes before the changes.
 pub(crate) const HEADER_LEN: usize = 24;
 /// Bytes of a change.
 pub(crate) const CHANGE_LEN: usize = 24;
-/// In `state`: the record counts.
-pub(crate) const STATE_ARMED: u64 = u64::from_le_bytes(*b"LKVREDO\x01");
+/// Of every record.
+const MAGIC: u64 = u64::from_le_bytes(*b"LKVREDO\x01");
 
 /// An index entry to be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,28 +39,30 @@ pub(crate) struct RedoPlace {
 }
 
 impl RedoPlace {
-    fn checksum(self, rest: &[u8]) -> u32 {
+    /// Of a whole record; the field of the checksum itself is left out.
+    fn checksum(self, record: &[u8]) -> u32 {
         let seed = [
             &self.identity.to_le_bytes()[..],
             &self.offset.to_le_bytes(),
             &self.generation.to_le_bytes(),
+            &record[..8],
         ];
-        lightkv_checksum::crc32c_append(lightkv_checksum::crc32c_parts(0, &seed), rest)
+        lightkv_checksum::crc32c_append(lightkv_checksum::crc32c_parts(0, &seed), &record[12..])
     }
 }
 
 /// A whole record, armed.
 pub(crate) fn encode(place: RedoPlace, sequence: u64, changes: &[Change]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(record_len(changes.len()) as usize);
-    bytes.extend_from_slice(&STATE_ARMED.to_le_bytes());
+    bytes.extend_from_slice(&sequence.to_le_bytes());
     bytes.extend_from_slice(&[0; 4]);
     bytes.extend_from_slice(&(changes.len() as u32).to_le_bytes());
-    bytes.extend_from_slice(&sequence.to_le_bytes());
+    bytes.extend_from_slice(&MAGIC.to_le_bytes());
     for change in changes {
         bytes.extend_from_slice(&change.entry.to_le_bytes());
         bytes.extend_from_slice(&change.value.to_le_bytes());
     }
-    let checksum = place.checksum(&bytes[12..]);
+    let checksum = place.checksum(&bytes);
     bytes[8..12].copy_from_slice(&checksum.to_le_bytes());
     bytes
 }
@@ -67,14 +72,14 @@ pub(crate) fn encode(place: RedoPlace, sequence: u64, changes: &[Change]) -> Vec
 pub(crate) fn decode(place: RedoPlace, bytes: &[u8]) -> Option<Vec<Change>> {
     let u64_at = |at: usize| Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
     let u32_at = |at: usize| Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
-    if u64_at(0)? != STATE_ARMED {
+    if u64_at(0)? == 0 || u64_at(16)? != MAGIC {
         return None;
     }
     let len = CHANGE_LEN
         .checked_mul(u32_at(12)? as usize)?
         .checked_add(HEADER_LEN)?;
     let record = bytes.get(..len)?;
-    if place.checksum(&record[12..]) != u32_at(8)? {
+    if place.checksum(record) != u32_at(8)? {
         return None;
     }
     record[HEADER_LEN..]
@@ -135,6 +140,28 @@ mod tests {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
             assert!(decode(place, &damaged).is_none(), "bit {bit}");
+        }
+    }
+
+    /// Any words of a newer record over a cleared older one in the same run.
+    #[test]
+    fn a_torn_record_does_not_bring_back_the_one_before() {
+        let place = RedoPlace {
+            identity: 7,
+            offset: 512,
+            generation: 3,
+        };
+        let change = |entry| Change { entry, value: 5 };
+        let mut older = encode(place, 3, &[change(4096)]);
+        older[..8].fill(0);
+        let newer = encode(place, 4, &[change(8192)]);
+        let words = older.len() / 8;
+        for kept in 0..(1_u32 << words) - 1 {
+            let mut torn = older.clone();
+            for word in (0..words).filter(|word| kept & 1 << word != 0) {
+                torn[word * 8..][..8].copy_from_slice(&newer[word * 8..][..8]);
+            }
+            assert!(torn == newer || decode(place, &torn).is_none(), "{kept:b}");
         }
     }
 }
