@@ -32,6 +32,7 @@ impl Manifest {
     pub(crate) fn options(&self) -> JournalOptions<'_> {
         JournalOptions {
             file_bytes: FILE_BYTES,
+            spare_files_max: 2,
             first_live_generation: self.first_live_generation,
             truncations: &self.truncations,
             ..JournalOptions::new(IDENTITY)
