@@ -72,9 +72,11 @@ const ENTRY_BYTES: u64 = 128;
 /// What is evicted at once when there is no room: such a part of the capacity, and no more than takes a moment.
 const FILL_STEP_PART: u64 = 128;
 const FILL_STEP_BYTES_MAX: u64 = 1 << 20;
-/// After so many entries that found room, the policy's limit is raised by a fraction of such a step.
+/// After so many entries that found room, the policy's limit is raised: by a fraction of such a step, and more where it
+/// is far below the capacity. That is where entries of other lengths left it; what fits has to be tried again.
 const FILL_RAISE_ENTRIES: u64 = 256;
 const FILL_RAISE_PART: u64 = 16;
+const FILL_RAISE_GAP_PART: u64 = 32;
 /// What is given up at once of chunks when entries became shorter, as a part of the capacity.
 const SHORTER_PART: u64 = 16;
 /// The lowest it gets, as a part of the capacity. Long blocks leave most holes.
@@ -126,7 +128,7 @@ pub(crate) struct TableCache {
     /// Relaxed, as all numbers here: limits, which hold a moment later.
     capacity_bytes: AtomicU64,
     fill: Mutex<Fill>,
-    /// Entries that found room since the fill limit changed.
+    /// Entries that found room.
     stored: AtomicU64,
     /// Bytes of the tables that are open.
     open_table_bytes: AtomicU64,
@@ -212,7 +214,6 @@ impl TableCache {
                 }
             }
         } else if let Some(mut fill) = self.fill.try_lock() {
-            self.stored.store(0, Ordering::Relaxed);
             fill.lower(entries, capacity_bytes);
         }
         stored
@@ -323,8 +324,10 @@ impl Fill {
 
     fn raise(&mut self, entries: &Cache<CacheKey, Cached, ByMemory>, capacity_bytes: u64) {
         if self.bytes < capacity_bytes {
-            let higher = self.bytes + fill_step_bytes(capacity_bytes) / FILL_RAISE_PART;
-            self.set(entries, higher.min(capacity_bytes));
+            let least_bytes = fill_step_bytes(capacity_bytes) / FILL_RAISE_PART;
+            let gap_bytes = capacity_bytes - self.bytes;
+            let raise_bytes = least_bytes.max(gap_bytes / FILL_RAISE_GAP_PART);
+            self.set(entries, capacity_bytes.min(self.bytes + raise_bytes));
         }
     }
 }
