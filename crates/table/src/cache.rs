@@ -4,12 +4,13 @@
 //! leaves the record it found, not the block around it: with skewed reads a block of 4 KiB is kept for one
 //! record of it. Blocks come from scans, from the index, and from gets as long as the cache could hold all
 //! tables anyway, because then neighbours cost nothing and save their own reads. Where there is room for both,
-//! gets leave records of cached blocks, too.
+//! gets leave records of cached blocks, too. Of scans, a full cache takes only blocks that were
+//! met before (`doorkeeper.rs`).
 //!
 //! INVARIANTS. Keys name a table and a place or hash in it. Tables never change and their numbers are never
 //! used again, so nothing that is cached can become wrong; what belongs to dropped tables is only useless and
 //! ages out. A cached record is the newest version of its key in its table. What is in here was checked
-//! against its checksum when it was read.
+//! against its checksum when it was read, or was put here by who wrote it (indexes of new tables).
 //!
 //! MEMORY. What is cached lies in an arena of its own (`lightkv_memory`), so that its size is known and it can be given
 //! back, which no general allocator promises. The arena has as many chunks as the capacity allows beside the entries of
@@ -19,9 +20,10 @@
 //! CONCURRENCY. `quick_cache`: shards with a lock each. Its policy (a clock with a queue for what was seen
 //! once, and a memory of what left it) keeps long scans from washing out what is used repeatedly.
 
-use crate::EntryKind;
 use crate::block::{Block, Payload};
+use crate::doorkeeper::Doorkeeper;
 use crate::reader::Found;
+use crate::{EntryKind, hash_key};
 use lightkv_memory::{ByteArena, SharedBytes};
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
@@ -82,6 +84,9 @@ const SHORTER_PART: u64 = 16;
 /// The lowest it gets, as a part of the capacity. Long blocks leave most holes.
 const FILL_PART_MIN: u64 = 2;
 
+/// Less than such a part of the capacity is not room for what may never be wanted.
+const ROOM_PART: u64 = 8;
+
 #[derive(Clone)]
 struct ByMemory;
 
@@ -125,6 +130,7 @@ fn decode_record(bytes: &[u8], key: &[u8], max_sequence: u64) -> Option<Found> {
 pub(crate) struct TableCache {
     entries: Option<Cache<CacheKey, Cached, ByMemory>>,
     memory: ByteArena,
+    doorkeeper: Doorkeeper,
     /// Relaxed, as all numbers here: limits, which hold a moment later.
     capacity_bytes: AtomicU64,
     fill: Mutex<Fill>,
@@ -140,6 +146,7 @@ impl TableCache {
         Self {
             entries: new_entries(capacity_bytes),
             memory: ByteArena::new(chunk_bytes(capacity_bytes)),
+            doorkeeper: Doorkeeper::new(capacity_bytes),
             capacity_bytes: AtomicU64::new(capacity_bytes),
             fill: Mutex::new(Fill {
                 bytes: capacity_bytes,
@@ -156,8 +163,15 @@ impl TableCache {
 
     /// Memory that it has, in bytes: mapped for entries, holes included, and of the policy.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        let entries = self.entries.as_ref().map_or(0, |entries| entries.len());
-        self.memory.mapped_bytes() + entries as u64 * ENTRY_BYTES
+        let policy_bytes = self
+            .entries
+            .as_ref()
+            .map_or(0, |kept| self.policy_bytes(kept));
+        self.memory.mapped_bytes() + policy_bytes
+    }
+
+    fn policy_bytes(&self, entries: &Cache<CacheKey, Cached, ByMemory>) -> u64 {
+        entries.len() as u64 * ENTRY_BYTES + self.doorkeeper.memory_bytes()
     }
 
     pub(crate) fn capacity_bytes(&self) -> u64 {
@@ -175,17 +189,16 @@ impl TableCache {
         // As full as it was.
         let part = fill.bytes as f64 / before.max(1) as f64;
         fill.set(entries, (capacity_bytes as f64 * part) as u64);
-        Self::give_up_chunks(&self.memory, entries, capacity_bytes);
+        self.give_up_chunks(entries, capacity_bytes);
     }
 
-    /// Leaves no more chunks than a capacity allows beside the policy's entries.
-    fn give_up_chunks(
-        memory: &ByteArena,
-        entries: &Cache<CacheKey, Cached, ByMemory>,
-        capacity_bytes: u64,
-    ) {
-        let kept_bytes = entries.len() as u64 * ENTRY_BYTES;
-        if memory.give_up(capacity_bytes.saturating_sub(kept_bytes)) {
+    /// Leaves no more chunks than a capacity allows beside the policy.
+    fn give_up_chunks(&self, entries: &Cache<CacheKey, Cached, ByMemory>, capacity_bytes: u64) {
+        let policy_bytes = self.policy_bytes(entries);
+        if self
+            .memory
+            .give_up(capacity_bytes.saturating_sub(policy_bytes))
+        {
             let stays = |_: &CacheKey, cached: &Cached| {
                 cached.bytes().is_none_or(|bytes| !bytes.is_leaving())
             };
@@ -200,7 +213,9 @@ impl TableCache {
         parts: &[&[u8]],
     ) -> Option<SharedBytes> {
         let capacity_bytes = self.capacity_bytes.load(Ordering::Relaxed);
-        let may_map = |bytes: u64| self.memory_bytes() + bytes <= capacity_bytes;
+        let may_map = |bytes: u64| {
+            self.memory_bytes() + bytes + headroom_bytes(capacity_bytes) <= capacity_bytes
+        };
         let stored = self.memory.store(parts, may_map);
         if stored.is_some() {
             let count = self.stored.fetch_add(1, Ordering::Relaxed);
@@ -210,7 +225,7 @@ impl TableCache {
                     // Entries became shorter, and so more: their chunks are too many. Noticeably fewer, because
                     // all entries are looked at for that.
                     let part_bytes = capacity_bytes / SHORTER_PART;
-                    Self::give_up_chunks(&self.memory, entries, capacity_bytes - part_bytes);
+                    self.give_up_chunks(entries, capacity_bytes - part_bytes);
                 }
             }
         } else if let Some(mut fill) = self.fill.try_lock() {
@@ -268,6 +283,21 @@ impl TableCache {
         let block = Arc::new(Block::cached(stored, layout));
         entries.insert(CacheKey::of_block(key), Cached::Block(Arc::clone(&block)));
         Some(block)
+    }
+
+    /// Keeps a copy of a block that a scan has read, if scans met it before or nothing has to leave for it.
+    pub(crate) fn insert_scanned_block(&self, key: BlockKey, payload: Payload<'_>) {
+        let (table_id, offset) = key;
+        let hash = hash_key(table_id, &offset.to_le_bytes());
+        if self.has_room() || self.doorkeeper.has_met(hash) {
+            self.insert_block(key, payload);
+        }
+    }
+
+    /// Whether a part of the capacity was not yet needed.
+    fn has_room(&self) -> bool {
+        let capacity_bytes = self.capacity_bytes.load(Ordering::Relaxed);
+        self.memory_bytes() + capacity_bytes / ROOM_PART < capacity_bytes
     }
 
     pub(crate) fn forget_block(&self, key: BlockKey) {
@@ -330,6 +360,12 @@ impl Fill {
             self.set(entries, capacity_bytes.min(self.bytes + raise_bytes));
         }
     }
+}
+
+/// What is left for the policy's part of entries that come until the next look at the capacity.
+fn headroom_bytes(capacity_bytes: u64) -> u64 {
+    const CAPACITY_PART_MAX: u64 = 32;
+    (FILL_RAISE_ENTRIES * ENTRY_BYTES).min(capacity_bytes / CAPACITY_PART_MAX)
 }
 
 fn fill_step_bytes(capacity_bytes: u64) -> u64 {
@@ -448,6 +484,20 @@ mod tests {
         }
         let kept = (0..hot).filter(|number| is_cached(*number)).count();
         assert!(kept as u64 >= hot * 9 / 10, "{kept} of {hot}");
+    }
+
+    #[test]
+    fn a_scan_leaves_what_is_met_again_once_the_cache_is_full() {
+        let cache = TableCache::new(1 << 20);
+        let (first, once, twice) = ((1, 0), (1, 4096), (1, 8192));
+        cache.insert_scanned_block(first, block(&[0; 4000]));
+        assert!(cache.has_block(first), "there is room");
+        (0..1000).for_each(|number| _ = cache.insert_block((2, number), block(&[0; 4000])));
+        for key in [once, twice, twice] {
+            cache.insert_scanned_block(key, block(&[0; 4000]));
+        }
+        assert!(!cache.has_block(once));
+        assert!(cache.has_block(twice));
     }
 
     #[test]

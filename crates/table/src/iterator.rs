@@ -1,20 +1,25 @@
 //! Walks through a table in either direction.
 //!
 //! Single blocks come from the cache, or are read and cached. A walk that goes on past the blocks it
-//! finds cached reads ahead, four times as much each time up to 256 KiB, into a window of its own: a long
-//! scan neither waits for each block nor washes the cache out. Blocks are used where they lie in the
+//! finds cached reads ahead, five times as much each time up to 256 KiB, into a window of its own: a long
+//! scan neither waits for each block nor washes the cache out. Cached blocks here and there do not divide a window. Blocks are used where they lie in the
 //! window. Once the walk is long, the next window is read while this one is walked through.
 //!
 //! A scan over several tables places all its iterators at once: [`TableIterator::prepare`] says what each
 //! would read first, and [`TableIterator::accept`] takes it, so that the reads need not follow each other;
 //! [`TableIterator::prepare_next`] and [`TableIterator::accept_next`] do the same for second windows.
 
+mod read_ahead;
+
+pub use read_ahead::READ_AHEAD_GROWTH;
+
 use crate::EntryKind;
 use crate::block::{Block, Opened, Payload, PayloadLayout, open_stored};
 use crate::block_cursor::BlockCursor;
-use crate::error::{Damage, Result, TableError};
+use crate::error::{Damage, Result};
 use crate::reader::TableReader;
-use lightkv_vfs::{AlignedBuffer, FinishedRead, PendingReads, ReadRequest};
+use lightkv_vfs::{AlignedBuffer, FinishedRead, ReadRequest};
+use read_ahead::{Ahead, AheadState, Stretch};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,8 +28,6 @@ use std::sync::Arc;
 const READ_AHEAD_BYTES_MAX: usize = 256 << 10;
 /// A merge that reads less at once spends its time waiting for the device.
 const READ_AHEAD_BYTES_MIN: usize = 16 << 10;
-/// Each read ahead of a scan is so many times as long as the one before.
-pub const READ_AHEAD_GROWTH: usize = 5;
 /// So much of a scan is put into the cache; what follows is not.
 const CACHED_SCAN_BYTES: usize = 128 << 10;
 
@@ -92,42 +95,6 @@ pub enum Seek<'a> {
     Below(&'a [u8]),
     /// [`TableIterator::seek_last`], with a walk backward.
     Last,
-}
-
-/// The next window, which is read while this one is walked through.
-#[derive(Debug)]
-struct Ahead {
-    state: AheadState,
-    stretch: Stretch,
-}
-
-#[derive(Debug)]
-enum AheadState {
-    /// Begun by the iterator.
-    Reading(Box<dyn PendingReads>),
-    /// The caller is reading it.
-    Promised,
-    /// The caller has read it.
-    Read(FinishedRead),
-}
-
-/// Neighbouring blocks that are read in one go.
-#[derive(Clone, Copy, Debug)]
-struct Stretch {
-    first: u32,
-    last: u32,
-    start: u64,
-    end: u64,
-}
-
-impl Stretch {
-    fn has(&self, block: u32) -> bool {
-        (self.first..=self.last).contains(&block)
-    }
-
-    fn len(&self) -> usize {
-        (self.end - self.start) as usize
-    }
 }
 
 /// A place in a table, or none. Entries are in the order of keys, versions of a key from the newest to
@@ -277,16 +244,13 @@ impl TableIterator {
             _ => self.locate(key, u64::MAX)?,
         };
         let (offset, len) = self.reader.block_place(block)?;
-        let is_here = self.blocks.in_window(offset, len).is_some()
-            || self
-                .reader
-                .shared
-                .cache
-                .has_block((self.reader.table_id, offset));
-        if is_here {
+        if self.blocks.in_window(offset, len).is_some() {
             return Ok(None);
         }
-        let stretch = self.stretch(block, direction, self.options.first_read_bytes)?;
+        let bytes = self.options.first_read_bytes;
+        let Some(stretch) = self.missing_stretch(block, direction, bytes)? else {
+            return Ok(None);
+        };
         self.prepared = Some(stretch);
         let buffer = std::mem::take(&mut self.blocks.window);
         self.forget_window();
@@ -309,11 +273,10 @@ impl TableIterator {
         if !self.valid || self.ahead.is_some() {
             return Ok(None);
         }
-        let Some(next) = self.next_to_read(self.direction)? else {
+        let Some(stretch) = self.next_stretch(self.direction, bytes)? else {
             return Ok(None);
         };
         self.planned_bytes = bytes;
-        let stretch = self.stretch(next, self.direction, bytes)?;
         let state = AheadState::Promised;
         self.ahead = Some(Ahead { state, stretch });
         let buffer = std::mem::take(&mut self.spare);
@@ -507,6 +470,9 @@ impl TableIterator {
 
     fn locate(&mut self, key: &[u8], sequence: u64) -> Result<u32> {
         let fill_cache = self.options.fill_cache;
+        if self.options.access == Access::Scan {
+            self.reader.shared.note_scan();
+        }
         self.reader
             .locate(key, sequence, &mut self.index_cursor, fill_cache)
     }
@@ -568,206 +534,6 @@ impl TableIterator {
         self.read_ahead(direction)
     }
 
-    /// The blocks to read from `block` on in the direction of the walk: up to `bytes`, but at least one,
-    /// none behind the bound, and no cached one.
-    fn stretch(&mut self, block: u32, direction: Direction, bytes: usize) -> Result<Stretch> {
-        let (start, len) = self.reader.block_place(block)?;
-        let mut stretch = Stretch {
-            first: block,
-            last: block,
-            start,
-            end: start + len as u64,
-        };
-        let bound = if bytes > len {
-            self.bound_block(direction)?
-        } else {
-            None
-        };
-        loop {
-            let next = match direction {
-                Direction::Backward => stretch.first.checked_sub(1),
-                Direction::Forward | Direction::Seek => stretch.last.checked_add(1),
-            };
-            let is_wanted = |next: &u32| {
-                *next < self.reader.blocks()
-                    && bound.is_none_or(|bound| match direction {
-                        Direction::Backward => *next >= bound,
-                        Direction::Forward | Direction::Seek => *next <= bound,
-                    })
-            };
-            let Some(next) = next.filter(is_wanted) else {
-                break;
-            };
-            let (offset, len) = self.reader.block_place(next)?;
-            if stretch.len() + len > bytes {
-                break;
-            }
-            let cache = &self.reader.shared.cache;
-            if self.options.access == Access::Scan
-                && cache.has_block((self.reader.table_id, offset))
-            {
-                break;
-            }
-            stretch.first = stretch.first.min(next);
-            stretch.last = stretch.last.max(next);
-            stretch.start = stretch.start.min(offset);
-            stretch.end = stretch.end.max(offset + len as u64);
-        }
-        Ok(stretch)
-    }
-
-    /// The last block that the walk can reach.
-    fn bound_block(&mut self, direction: Direction) -> Result<Option<u32>> {
-        if self.bound_block.is_none()
-            && let Some(bound) = self.bound.take()
-        {
-            let is_inside =
-                *bound >= *self.reader.smallest_key() && *bound <= *self.reader.largest_key();
-            let block = match direction {
-                _ if is_inside => self.locate(&bound, u64::MAX)?,
-                Direction::Backward => 0,
-                Direction::Forward | Direction::Seek => self.reader.blocks() - 1,
-            };
-            self.bound = Some(bound);
-            self.bound_block = Some(block);
-        }
-        Ok(self.bound_block)
-    }
-
-    /// How much to read next.
-    fn next_read_bytes(&self) -> usize {
-        match self.options.access {
-            Access::Compaction => self.options.read_ahead_bytes_max,
-            Access::Scan => (READ_AHEAD_GROWTH * self.planned_bytes)
-                .max(self.options.first_read_bytes)
-                .min(self.options.read_ahead_bytes_max),
-        }
-    }
-
-    fn request(&self, stretch: Stretch, buffer: AlignedBuffer) -> Result<ReadRequest> {
-        self.reader.count_read(stretch.len());
-        Ok(ReadRequest {
-            file: self.reader.file()?,
-            offset: stretch.start,
-            len: stretch.len(),
-            buffer,
-        })
-    }
-
-    /// Reads `block` and as many neighbours in the direction of the walk as read ahead allows.
-    fn read_window(&mut self, block: u32, direction: Direction) -> Result<()> {
-        let bytes = match direction {
-            Direction::Seek if self.options.access == Access::Scan => self.options.first_read_bytes,
-            _ => self.next_read_bytes(),
-        };
-        let stretch = self.stretch(block, direction, bytes)?;
-        self.planned_bytes = bytes.max(stretch.len());
-        self.drop_behind();
-        let buffer = std::mem::take(&mut self.blocks.window);
-        self.forget_window();
-        let shared = Arc::clone(&self.reader.shared);
-        let _waiting = (self.options.access == Access::Scan).then(|| shared.waiting_read());
-        let read = self.request(stretch, buffer)?.read();
-        self.take_window(stretch, read)
-    }
-
-    /// Begins to read what follows the window, if the walk is long and came to the window's blocks.
-    fn read_ahead(&mut self, direction: Direction) -> Result<()> {
-        let is_long = match self.options.access {
-            Access::Compaction => true,
-            Access::Scan => self.planned_bytes >= self.options.read_ahead_bytes_max,
-        };
-        if !is_long || direction == Direction::Seek || self.ahead.is_some() {
-            return Ok(());
-        }
-        let Some(next) = self.next_to_read(direction)? else {
-            return Ok(());
-        };
-        let stretch = self.stretch(next, direction, self.next_read_bytes())?;
-        let buffer = std::mem::take(&mut self.spare);
-        let request = self.request(stretch, buffer)?;
-        let state = AheadState::Reading(self.reader.vfs.start_reads(vec![request]));
-        self.ahead = Some(Ahead { state, stretch });
-        Ok(())
-    }
-
-    /// The block behind the window, if the walk will reach it and it is not cached.
-    fn next_to_read(&mut self, direction: Direction) -> Result<Option<u32>> {
-        let next = self.window_blocks.and_then(|window| match direction {
-            Direction::Backward => window.first.checked_sub(1),
-            Direction::Forward | Direction::Seek => window.last.checked_add(1),
-        });
-        let Some(next) = next.filter(|next| *next < self.reader.blocks()) else {
-            return Ok(None);
-        };
-        let bound = self.bound_block(direction)?;
-        let is_beyond = bound.is_some_and(|bound| match direction {
-            Direction::Backward => next < bound,
-            Direction::Forward | Direction::Seek => next > bound,
-        });
-        let (offset, _) = self.reader.block_place(next)?;
-        let cache = &self.reader.shared.cache;
-        let is_cached =
-            self.options.access == Access::Scan && cache.has_block((self.reader.table_id, offset));
-        Ok((!is_beyond && !is_cached).then_some(next))
-    }
-
-    /// Makes what was read ahead the window.
-    fn take_ahead(&mut self) -> Result<()> {
-        let Some(Ahead { state, stretch }) = self.ahead.take() else {
-            return Ok(());
-        };
-        self.drop_behind();
-        let buffer = std::mem::take(&mut self.blocks.window);
-        self.forget_window();
-        let read = match state {
-            AheadState::Promised => self.request(stretch, buffer)?.read(),
-            AheadState::Read(read) => {
-                self.spare = buffer;
-                read
-            }
-            AheadState::Reading(reads) => {
-                self.spare = buffer;
-                match reads.wait().pop() {
-                    Some(read) => read,
-                    None => unreachable!("there was one request"),
-                }
-            }
-        };
-        self.take_window(stretch, read)
-    }
-
-    /// Tells the store how much memory the iterator holds.
-    fn note_buffers(&mut self, bytes: usize) {
-        let shared = &self.reader.shared;
-        shared.note_read_ahead(self.noted_bytes as u64, bytes as u64);
-        self.noted_bytes = bytes;
-    }
-
-    fn forget_window(&mut self) {
-        self.blocks.window.set_len(0);
-        self.window_blocks = None;
-    }
-
-    /// Makes a finished read the window.
-    fn take_window(&mut self, stretch: Stretch, read: FinishedRead) -> Result<()> {
-        self.blocks.window = read.buffer;
-        self.note_buffers(self.buffer_bytes());
-        match read.range {
-            Ok(range) => {
-                self.blocks.window.set_len(range.end);
-                self.blocks.window_offset = stretch.start - range.start as u64;
-                self.window_blocks = Some(stretch);
-                Ok(())
-            }
-            Err(error) => {
-                self.forget_window();
-                let path = &self.reader.path;
-                Err(TableError::from_io(path, "read", stretch.start, error))
-            }
-        }
-    }
-
     /// Makes a block of the window the current one.
     fn open_in_window(&mut self, offset: u64, range: Range<usize>, cache_it: bool) -> Result<()> {
         let blocks = &mut self.blocks;
@@ -778,7 +544,7 @@ impl TableIterator {
                 if cache_it {
                     let payload = Payload::new(stored.payload(), layout);
                     let cache = &self.reader.shared.cache;
-                    cache.insert_block((self.reader.table_id, offset), payload);
+                    cache.insert_scanned_block((self.reader.table_id, offset), payload);
                 }
                 Ok(match stored {
                     Opened::InPlace(payload) => {
@@ -793,19 +559,6 @@ impl TableIterator {
                 Ok(())
             }
             Err(damage) => Err(self.reader.damage(damage, offset)),
-        }
-    }
-
-    /// Lets the kernel forget what a merge has read.
-    fn drop_behind(&mut self) {
-        if self.options.access == Access::Compaction
-            && !self.blocks.window.is_empty()
-            && let Ok(file) = self.reader.file()
-            && file.alignment_bytes() == 1
-        {
-            // A hint: nothing depends on it.
-            let len = self.blocks.window.len() as u64;
-            let _ = file.drop_from_cache(self.blocks.window_offset, len);
         }
     }
 }

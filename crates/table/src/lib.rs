@@ -24,6 +24,7 @@ mod block_cursor;
 mod block_offsets;
 mod cache;
 mod compressor;
+mod doorkeeper;
 mod error;
 mod file_handles;
 mod fuse;

@@ -4,7 +4,7 @@ use crate::cache::TableCache;
 use crate::file_handles::FileHandles;
 use parking_lot::Mutex;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Caches and counters that the tables of one store share. Built once per store.
 pub struct TableShared {
@@ -20,6 +20,8 @@ pub struct TableShared {
     write_buffers: Mutex<Vec<Vec<u8>>>,
     /// Reads that somebody waits for.
     waiting_reads: Counter,
+    /// Whether a scan was ever placed in a table. Relaxed: a hint.
+    has_scans: AtomicBool,
 }
 
 /// A read that somebody waits for, as long as this lives.
@@ -60,6 +62,7 @@ impl TableShared {
             writer_bytes: AtomicU64::new(0),
             write_buffers: Mutex::default(),
             waiting_reads: Counter::default(),
+            has_scans: AtomicBool::new(false),
         }
     }
 
@@ -74,6 +77,20 @@ impl TableShared {
     #[inline]
     pub fn has_waiting_reads(&self) -> bool {
         self.waiting_reads.value() != 0
+    }
+
+    /// Notes that a scan is placed in a table: the indexes of new tables are worth caching.
+    #[inline]
+    pub(crate) fn note_scan(&self) {
+        if !self.has_scans() {
+            self.has_scans.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether there were scans.
+    #[inline]
+    pub(crate) fn has_scans(&self) -> bool {
+        self.has_scans.load(Ordering::Relaxed)
     }
 
     /// Offers the processor to others if somebody waits for a read: who has read goes on at once instead of when

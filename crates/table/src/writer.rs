@@ -6,6 +6,7 @@
 //! impossible the kernel is asked to write each piece back at once: the sync at the end then finds little
 //! left to do.
 
+use crate::block::{Payload, PayloadLayout};
 use crate::block_builder::{BlockBuilder, NewEntry, common_prefix_len};
 use crate::block_offsets::BlockOffsets;
 use crate::compressor::Compressor;
@@ -568,6 +569,7 @@ impl TableWriter {
             if last || self.buffer.len() - partition.builder.start() >= INDEX_PARTITION_BYTES {
                 let start = partition.builder.finish(&mut self.buffer);
                 let offset = self.position_of(start);
+                self.cache_index_block(start);
                 self.append_trailer(start, BLOCK_RAW);
                 let (key, sequence) = separators.get(first);
                 root.add(
@@ -589,8 +591,24 @@ impl TableWriter {
         let start = self.buffer.len();
         let root_offset = self.position();
         self.buffer.extend_from_slice(&root_payload);
+        self.cache_index_block(start);
         self.append_trailer(start, BLOCK_RAW);
         Ok((root_offset, (root_payload.len() + TRAILER_BYTES) as u32))
+    }
+}
+
+impl TableWriter {
+    /// Keeps the block of the index that begins at a place of the buffer, where there are scans: the next one would have to
+    /// wait for two reads of every new table before it can read records.
+    fn cache_index_block(&self, start: usize) {
+        if let Some(shared) = &self.shared
+            && shared.has_scans()
+            && let Ok(layout) = PayloadLayout::parse(&self.buffer[start..])
+        {
+            let payload = Payload::new(&self.buffer[start..], layout);
+            let place = (self.table_id, self.position_of(start));
+            shared.cache.insert_block(place, payload);
+        }
     }
 }
 

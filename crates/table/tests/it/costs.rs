@@ -1,7 +1,10 @@
 //! The promises about reads and memory.
 
 use crate::support::*;
-use lightkv_table::{EntryKind, IteratorOptions, TableReader, TableShared, hash_key};
+use lightkv_table::{
+    EntryKind, IteratorOptions, Seek, TableIterator, TableReader, TableShared, TableWriter,
+    hash_key,
+};
 use std::cmp::Reverse;
 use std::sync::Arc;
 
@@ -166,6 +169,131 @@ fn a_repeated_short_scan_reads_nothing() {
     let first = scan(&reader);
     assert!((1..=8).contains(&first), "{first}");
     assert_eq!(scan(&reader), 0);
+}
+
+/// Caches the block of every so many keys.
+fn cache_some(reader: &Arc<TableReader>, every: usize) {
+    for number in (0..20_000).step_by(every) {
+        let mut iterator = reader.iter(IteratorOptions::default());
+        iterator.seek(&key(number)).unwrap();
+        assert!(iterator.valid());
+    }
+}
+
+#[test]
+fn cached_blocks_do_not_divide_what_is_read_at_once() {
+    let vfs = memory();
+    let summary = write(&vfs, options(), &model(20_000, 200));
+    let shared = Arc::new(TableShared::new(64 << 20, 4));
+    let reader = open(&vfs, options(), &shared);
+    // About every fifth of the blocks, here and there.
+    cache_some(&reader, 80);
+    for backward in [false, true] {
+        let before = shared.counters().table_reads;
+        let mut iterator = reader.iter(IteratorOptions {
+            fill_cache: false,
+            ..IteratorOptions::default()
+        });
+        let placed = if backward {
+            iterator.seek_last()
+        } else {
+            iterator.seek_first()
+        };
+        let mut entries = 0;
+        placed.unwrap();
+        while iterator.valid() {
+            entries += 1;
+            let moved = if backward {
+                iterator.prev()
+            } else {
+                iterator.next()
+            };
+            moved.unwrap();
+        }
+        assert_eq!(entries, 20_000);
+        let reads = shared.counters().table_reads - before;
+        let reads_min = summary.file_len_bytes / (256 << 10);
+        assert!(reads <= reads_min + 9, "{reads}, {reads_min} at least");
+    }
+}
+
+#[test]
+fn a_cached_first_block_does_not_put_off_the_read_of_the_others() {
+    let vfs = memory();
+    write(&vfs, options(), &model(20_000, 200));
+    let shared = Arc::new(TableShared::new(64 << 20, 4));
+    let reader = open(&vfs, options(), &shared);
+    let first = key(77);
+    let mut iterator = reader.iter(IteratorOptions::default());
+    iterator.seek(&first).unwrap();
+    let before = shared.counters().table_reads;
+    let walk = |iterator: &mut TableIterator, seek: Seek<'_>| {
+        let request = iterator.prepare(seek).unwrap().expect("most is not cached");
+        iterator.accept(request.read());
+        let mut entries = 0;
+        match seek {
+            Seek::AtOrAbove(key) => iterator.seek(key).unwrap(),
+            Seek::Below(key) => iterator.seek_before(key).unwrap(),
+            Seek::Last => iterator.seek_last().unwrap(),
+        }
+        while iterator.valid() && entries < 200 {
+            entries += 1;
+            match seek {
+                Seek::AtOrAbove(_) => iterator.next().unwrap(),
+                Seek::Below(_) | Seek::Last => iterator.prev().unwrap(),
+            }
+        }
+        assert_eq!(entries, 200);
+    };
+    for seek in [Seek::AtOrAbove(&first), Seek::Below(&first)] {
+        let mut iterator = reader.iter(IteratorOptions {
+            first_read_bytes: 64 << 10,
+            ..IteratorOptions::default()
+        });
+        walk(&mut iterator, seek);
+    }
+    assert_eq!(shared.counters().table_reads - before, 2, "one a walk");
+}
+
+#[test]
+fn where_there_are_scans_the_index_of_a_new_table_is_cached() {
+    let vfs = memory();
+    let model = model(20_000, 200);
+    let shared = Arc::new(TableShared::new(64 << 20, 4));
+    let write_and_seek = |table_id: u64| {
+        let path = format!("store/{table_id}.table");
+        let mut writer = TableWriter::create_shared(
+            Arc::clone(&vfs),
+            &path,
+            table_id,
+            options(),
+            Arc::clone(&shared),
+        )
+        .unwrap();
+        for ((key, Reverse(sequence)), (kind, value)) in &model {
+            writer.add(key, *sequence, *kind, value).unwrap();
+        }
+        writer.finish().unwrap();
+        let reader = TableReader::open(
+            Arc::clone(&vfs),
+            path,
+            table_id,
+            options(),
+            None,
+            Arc::clone(&shared),
+        );
+        let reader = Arc::new(reader.unwrap());
+        let before = shared.counters().table_reads;
+        for key in [key(0), key(12_345)] {
+            let mut iterator = reader.iter(IteratorOptions::default());
+            iterator.seek(&key).unwrap();
+            assert_eq!(iterator.key(), key);
+        }
+        shared.counters().table_reads - before
+    };
+    // A block each, and of the index its root and two partitions, or one.
+    assert!((4..=5).contains(&write_and_seek(50)), "no scan yet");
+    assert_eq!(write_and_seek(51), 2);
 }
 
 #[test]

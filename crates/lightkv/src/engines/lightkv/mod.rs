@@ -75,6 +75,7 @@ mod recovery;
 mod room;
 mod run_source;
 mod scan;
+mod scan_lengths;
 mod scan_source;
 mod sizes;
 mod sorted_view;

@@ -242,6 +242,7 @@ impl EngineScan for StoreScan {
 
 impl Drop for StoreScan {
     fn drop(&mut self) {
+        self.engine.store.scan_lengths.note(self.walked_bytes);
         if self.owns_moment {
             self.engine.store.snapshots.release(self.sequence_max);
         }

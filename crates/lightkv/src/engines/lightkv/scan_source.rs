@@ -51,8 +51,10 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// What a scan that has just begun reads at first from all tables together: a dozen records of 1 KiB.
-const FIRST_READ_BYTES: u64 = 24 << 10;
+/// Least that a scan which has just begun reads from all tables together: a dozen records of 1 KiB.
+const FIRST_READ_BYTES_MIN: u64 = 24 << 10;
+/// Least that it reads next: who goes on probably goes on for longer.
+const NEXT_READ_BYTES_MIN: u64 = FIRST_READ_BYTES_MIN * READ_AHEAD_GROWTH as u64;
 /// Most that a long scan reads ahead from all tables together, half of it while it walks through the other.
 const READ_AHEAD_BYTES: u64 = 2 << 20;
 /// A device does not do more side by side for one reader, and each holds a file open.
@@ -82,9 +84,10 @@ struct UnderWay {
 impl ReadAhead {
     fn new(walked_bytes: u64, first_bytes: u64) -> Self {
         Self {
-            next_bytes: first_bytes * READ_AHEAD_GROWTH as u64,
-            // A short scan should not read more than once: records are not spread evenly.
-            at_bytes: walked_bytes + first_bytes / 5 * 3,
+            next_bytes: first_bytes.max(NEXT_READ_BYTES_MIN),
+            // Behind what is expected of a scan (`first_read_bytes`), and before a table comes to its end: records
+            // are not spread evenly.
+            at_bytes: walked_bytes + first_bytes / 10 * 7,
             under_way: None,
         }
     }
@@ -162,6 +165,17 @@ impl ReadAhead {
     }
 }
 
+/// What a walk reads first of a partition, from all tables together.
+fn first_read_bytes(walked_bytes: u64, expected_bytes: u64) -> u64 {
+    let wanted_bytes = if walked_bytes < expected_bytes {
+        // Half as much again as is expected, so that none of the tables has too little of it.
+        (expected_bytes - walked_bytes) / 2 * 3
+    } else {
+        walked_bytes * 2
+    };
+    wanted_bytes.clamp(FIRST_READ_BYTES_MIN, READ_AHEAD_BYTES / 2)
+}
+
 /// What several runs read first, and which runs those are.
 #[derive(Default)]
 struct FirstReads {
@@ -173,7 +187,6 @@ impl FirstReads {
     /// Reads, and hands over what was read.
     fn finish(&mut self, store: &Store, placed: &mut [RunSource]) {
         let mut requests = std::mem::take(&mut self.requests);
-        let _waiting = store.tables.shared.waiting_read();
         let finished = match requests.len() {
             // One alone is not worth beginning first and waiting later.
             0 | 1 => requests.drain(..).map(ReadRequest::read).collect(),
@@ -194,11 +207,13 @@ pub(crate) fn add_table_sources(
     tables: &Arc<TableList>,
     walk: Walk<'_>,
 ) -> Result<ReadAhead> {
+    // The indexes may have to be read, too.
+    let _waiting = store.tables.shared.waiting_read();
     let reached: Vec<(usize, usize)> = (0..tables.runs())
         .filter_map(|run| RunSource::first_table(tables, run, &walk).map(|at| (run, at)))
         .collect();
     let all_bytes: u64 = reached.iter().map(|&(run, _)| tables.run_bytes(run)).sum();
-    let first_bytes = (walk.walked_bytes * 2).clamp(FIRST_READ_BYTES, READ_AHEAD_BYTES / 2);
+    let first_bytes = first_read_bytes(walk.walked_bytes, store.scan_lengths.expected_bytes());
     let (mut placed, mut first_reads) = (Vec::new(), FirstReads::default());
     for (run, at) in reached {
         let share = tables.run_bytes(run) as f64 / all_bytes.max(1) as f64;

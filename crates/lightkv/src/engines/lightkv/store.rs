@@ -22,6 +22,7 @@ use super::manifest::Manifest;
 use super::memory::Balance;
 use super::pacing::Pacing;
 use super::partition::Partition;
+use super::scan_lengths::ScanLengths;
 use super::sizes::Sizes;
 use super::snapshots::Snapshots;
 use super::table_set::TableContext;
@@ -61,6 +62,7 @@ pub(crate) struct Store {
     /// Bytes of frozen leaves that are not in tables yet.
     pub(crate) frozen_bytes: AtomicU64,
     pub(crate) snapshots: Snapshots,
+    pub(crate) scan_lengths: ScanLengths,
     /// Some partition's `retained_garbage` is not 0.
     pub(crate) has_retained_garbage: AtomicBool,
     pub(crate) counters: EngineCounters,
@@ -119,6 +121,7 @@ impl Store {
             in_flight: InFlight::new(),
             frozen_bytes: AtomicU64::new(0),
             snapshots: Snapshots::default(),
+            scan_lengths: ScanLengths::default(),
             has_retained_garbage: AtomicBool::new(false),
             counters: EngineCounters::default(),
             pacing: Pacing::new(parts.sizes.pacing_mark_bytes, parts.sizes.buffer_bytes),
