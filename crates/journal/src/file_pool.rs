@@ -27,6 +27,9 @@
 //! of it: without this each flush would send tens of megabytes at once, and reads would wait behind them. What
 //! is short of a piece waits for a sync. All syncs are of ranges, so that one does not wait for another's file.
 //!
+//! Before a range is written back it leaves this process's memory, all at once: the kernel would write-protect its
+//! pages one by one, and interrupt the appender's processor for each.
+//!
 //! # Generations
 //!
 //! They grow strictly in the order in which files are *used*. A file is given its generation when it
@@ -74,6 +77,7 @@ pub(crate) struct PreparedFile {
 #[derive(Debug)]
 pub(crate) struct WritebackRange {
     pub(crate) file: Arc<dyn VfsFile>,
+    pub(crate) mapping: Arc<dyn Mapping>,
     pub(crate) start_offset: u64,
     pub(crate) end_offset: u64,
 }
@@ -434,7 +438,9 @@ impl FilePool {
             if let Some(mapping) = state.to_populate.take() {
                 parking_lot::MutexGuard::unlocked(&mut state, || mapping.populate());
             } else if let Some(mapping) = state.to_release.pop() {
-                parking_lot::MutexGuard::unlocked(&mut state, || mapping.release());
+                parking_lot::MutexGuard::unlocked(&mut state, || {
+                    mapping.release(0, mapping.len());
+                });
             } else if state.wanted_files > 0 && !state.is_preparing {
                 state.retire_outdated();
                 let fill = state.wanted_fill;
@@ -448,6 +454,9 @@ impl FilePool {
             } else if let Some(range) = state.to_write_back.pop_front() {
                 parking_lot::MutexGuard::unlocked(&mut state, || {
                     let len_bytes = range.end_offset - range.start_offset;
+                    // Offsets of a mapped file fit into an address.
+                    let start = range.start_offset as usize;
+                    range.mapping.release(start, len_bytes as usize);
                     // A hint: whatever is wrong with the medium is told by the sync.
                     let _ = range.file.start_writeback(range.start_offset, len_bytes);
                 });

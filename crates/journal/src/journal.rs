@@ -130,6 +130,8 @@ const POPULATE_AT_OFFSET: u64 = 256 << 10;
 /// What is appended goes to the medium in such pieces, long before somebody has to wait for it. All at once,
 /// tens of megabytes before a flush, would stand in the queue of the device before every read.
 const WRITEBACK_BYTES: u64 = 512 << 10;
+/// Shorter ranges are synced as they are: leaving memory first is an interrupt, too.
+const RELEASED_BYTES_MIN: usize = 32 << 10;
 /// From this many syncs within a file on, its successor is made for cheap syncs.
 const SYNCS_OFTEN: u64 = 256;
 
@@ -177,7 +179,12 @@ impl UnsyncedRange {
             // Offsets of a mapped file fit into an address.
             Some(mapping) => {
                 let start = self.start_offset as usize;
-                mapping.sync_range(start, self.end_offset as usize - start)
+                let len = self.end_offset as usize - start;
+                if len >= RELEASED_BYTES_MIN {
+                    // See `file_pool`: what is written to the medium.
+                    mapping.release(start, len);
+                }
+                mapping.sync_range(start, len)
             }
             None => self.file.sync_data(),
         }
@@ -389,6 +396,7 @@ impl Journal {
             let end_page = end_offset - end_offset % FILE_HEADER_LEN_BYTES as u64;
             self.pool.want_written_back(WritebackRange {
                 file: Arc::clone(&active.file),
+                mapping: Arc::clone(active.mapped.mapping()),
                 start_offset: active.written_back_offset,
                 end_offset: end_page,
             });

@@ -155,9 +155,11 @@ pub trait Mapping: Debug + Send + Sync {
     /// Faults all pages in for writing, so that later stores do not wait for it. A hint; safe beside
     /// stores of other threads.
     fn populate(&self) {}
-    /// Takes the pages out of this process's memory; they stay the file's, in the page cache or on the disk,
-    /// and come back at the next access. A hint.
-    fn release(&self) {}
+    /// Takes the whole pages of a range out of this process's memory; they stay the file's, in the page cache or on the
+    /// disk, and come back at the next access. A hint; safe beside stores of other threads. Worth it before a range is
+    /// written back, too: otherwise the kernel write-protects page by page, each time with an interrupt to every processor
+    /// that runs a thread of this process.
+    fn release(&self, _offset: usize, _len: usize) {}
     /// Whether the mapping is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0

@@ -80,14 +80,25 @@ impl Mapping for SharedMapping {
         self.fault_in();
     }
 
-    fn release(&self) {
-        if self.len == 0 {
+    fn release(&self, offset: usize, len: usize) {
+        let page_size = rustix::param::page_size();
+        let start = offset.min(self.len).next_multiple_of(page_size);
+        let end = offset.saturating_add(len).min(self.len);
+        // The mapping's last page may be a part of one, which is released with it.
+        let end = if end == self.len {
+            end
+        } else {
+            end - end % page_size
+        };
+        if start >= end {
             return;
         }
-        // SAFETY: the range is this mapping. For a shared mapping of a file the advice only forgets where
-        // the pages are: the contents are the file's, and an access finds them again.
+        // SAFETY: the range lies in this mapping, and starts at a page because the mapping does. For a shared mapping of
+        // a file the advice only forgets where the pages are: the contents, stores that are under way included,
+        // are the file's, and an access finds them again.
         let _ = unsafe {
-            rustix::mm::madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxDontNeed)
+            let start_ptr = self.start.as_ptr().add(start);
+            rustix::mm::madvise(start_ptr.cast(), end - start, Advice::LinuxDontNeed)
         };
     }
 
