@@ -5,6 +5,7 @@ use crate::file_handles::FileHandles;
 use parking_lot::Mutex;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Caches and counters that the tables of one store share. Built once per store.
 pub struct TableShared {
@@ -37,6 +38,12 @@ impl Drop for WaitingRead<'_> {
 /// So many buffers are kept for writers, of at most so many bytes.
 const WRITE_BUFFERS_MAX: usize = 4;
 const WRITE_BUFFER_BYTES_MAX: usize = 2 << 20;
+
+/// How much of a device's time is left to readers that wait, to one part for each background thread. Measured with a reader and a
+/// writer flat out: 3 gave the reader 2.0 to 2.3 times its rate and cost the writer a fifth, 6 gave it 2.5 to 2.9 times and cost a third.
+const DEVICE_SHARE_OF_READS: u32 = 4;
+/// A device that is in trouble for a moment should not stop background work for longer than that.
+const DEVICE_PAUSE_MAX: Duration = Duration::from_millis(10);
 
 impl fmt::Debug for TableShared {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -101,6 +108,18 @@ impl TableShared {
         if self.has_waiting_reads() {
             std::thread::yield_now();
         }
+    }
+
+    /// Leaves the device to readers for a while, after background work has kept it `busy` for so long and somebody waits for a
+    /// read: a few times as long. Whoever reads all the time then waits little, and a writer flat out gets what is left, in
+    /// proportion, instead of all. Returns how long it slept.
+    pub(crate) fn leave_device(&self, busy: Duration) -> Duration {
+        if !self.has_waiting_reads() {
+            return Duration::ZERO;
+        }
+        let pause = (busy * DEVICE_SHARE_OF_READS).min(DEVICE_PAUSE_MAX);
+        std::thread::sleep(pause);
+        pause
     }
 
     /// Memory of what is cached now, in bytes.
@@ -247,4 +266,24 @@ pub struct CounterValues {
     pub table_writes: u64,
     /// Files of obsolete tables that could not be removed; the next open of the store has to.
     pub failed_removals: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_is_left_only_to_those_who_wait_and_never_for_long() {
+        let shared = TableShared::new(0, 1);
+        let busy = Duration::from_micros(500);
+        assert_eq!(shared.leave_device(busy), Duration::ZERO);
+        let waiting = shared.waiting_read();
+        assert_eq!(shared.leave_device(busy), busy * DEVICE_SHARE_OF_READS);
+        assert_eq!(
+            shared.leave_device(Duration::from_secs(60)),
+            DEVICE_PAUSE_MAX
+        );
+        drop(waiting);
+        assert_eq!(shared.leave_device(busy), Duration::ZERO);
+    }
 }

@@ -27,6 +27,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Bounds of [`TableOptions::write_bytes`].
 const WRITE_BYTES: RangeInclusive<usize> = (64 << 10)..=(16 << 20);
@@ -487,6 +488,7 @@ impl TableWriter {
         }
         let bytes = &self.buffer[self.pad + start..self.pad + end];
         let offset = self.written + start as u64;
+        let begin = Instant::now();
         if let Err(error) = self.file.write_all_at(bytes, offset) {
             self.failed = true;
             return Err(TableError::from_io(&self.path, "write", offset, error));
@@ -497,6 +499,7 @@ impl TableWriter {
         }
         if let Some(shared) = &self.shared {
             shared.counters.table_writes.add(1);
+            shared.leave_device(begin.elapsed());
         }
         Ok(())
     }

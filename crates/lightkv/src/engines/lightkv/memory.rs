@@ -21,6 +21,9 @@ const CACHE_PART_MIN: u64 = 50;
 /// Flushes and merges hold more than is counted: sorted copies of a leaf, threads' buffers for single blocks.
 const WORK_BYTES_MIN: u64 = 1 << 20;
 const WORK_PART: u64 = 64;
+/// A merge begins between two looks at the shares, so what it may read ahead is set aside: all of it in a small budget, where
+/// it is a large part. In others the next look is soon enough.
+const MERGE_SET_ASIDE_BYTES_MAX: u64 = 1 << 20;
 /// What a table or a partition costs beside its index: its description, here and in the manifest's state, and its
 /// place in lists.
 const DESCRIPTION_BYTES: u64 = 1 << 10;
@@ -47,7 +50,7 @@ pub(crate) struct MemoryParts {
     pub(crate) table_indexes: u64,
     /// Descriptions of tables and partitions.
     pub(crate) descriptions: u64,
-    /// What scans and merges read ahead.
+    /// What scans and merges read ahead, and at least what is set aside for a merge.
     pub(crate) read_ahead: u64,
     /// What is held to write tables.
     pub(crate) writers: u64,
@@ -117,7 +120,11 @@ impl Store {
             journal: self.journal.get().map_or(0, Journal::resident_bytes),
             table_indexes: self.tables.shared.index_bytes(),
             descriptions: self.tables.count() as u64 * DESCRIPTION_BYTES,
-            read_ahead: self.tables.shared.read_ahead_bytes(),
+            read_ahead: (self.tables.shared.read_ahead_bytes()).max(
+                self.sizes
+                    .merge_read_bytes_max
+                    .min(MERGE_SET_ASIDE_BYTES_MAX),
+            ),
             writers: self.tables.shared.writer_bytes(),
             work: WORK_BYTES_MIN.max(self.sizes.budget_bytes / WORK_PART),
             fixed: FIXED_BYTES.min(self.sizes.budget_bytes / FIXED_PART_MAX),

@@ -55,6 +55,8 @@ pub(crate) const SPLIT_ENTRIES_MIN: usize = 8;
 /// Of the budget, what one merge may take to build a leaf, and to read ahead; but never less than is useful.
 const WORK_PART: u64 = 32;
 const WORK_BYTES_MIN: u64 = 1 << 20;
+/// A merge that reads less at once waits for the device most of the time.
+const MERGE_READ_BYTES_MIN: u64 = 512 << 10;
 
 /// Address space is reserved for the whole buffer; a budget without bounds must not ask for all of it.
 const BUFFER_BYTES_MAX: u64 = 1 << 40;
@@ -94,7 +96,7 @@ impl Sizes {
             table_bytes_max: segment_bytes * 8,
             table_memory_bytes_max: (budget / WORK_PART).max(WORK_BYTES_MIN),
             table_write_bytes: (budget / 128).clamp(128 << 10, 1 << 20) as usize,
-            merge_read_bytes_max: (budget / WORK_PART).max(WORK_BYTES_MIN),
+            merge_read_bytes_max: (budget / WORK_PART).max(MERGE_READ_BYTES_MIN),
             leaf_entries_max: tuning.leaf_entries.unwrap_or(32 << 10),
             max_leaf_nodes: tuning
                 .max_leaf_nodes
