@@ -166,6 +166,16 @@ impl EmulatedBacking {
         }
     }
 
+    /// Lets `read` look at everything stored so far; without a copy, if no pool was attached yet.
+    pub(crate) fn read<R>(&self, read: impl FnOnce(&[u8]) -> R) -> R {
+        let state = self.shared.lock();
+        match &state.contents {
+            Contents::Tracked(model) => read(&model.crash_image(&mut KeepAll).bytes),
+            Contents::Untracked(bytes) if bytes.mapping.is_none() => read(&bytes.initial),
+            Contents::Untracked(bytes) => read(&bytes.image().bytes),
+        }
+    }
+
     /// What is certain to survive a power loss at this moment.
     ///
     /// # Panics

@@ -35,19 +35,21 @@ pub(crate) fn find_in_directory(directory: &Path) -> Result<Vec<FoundExtent>> {
 
 /// The extents of an emulated medium.
 pub(crate) fn find_in_backing(backing: &EmulatedBacking) -> Vec<FoundExtent> {
-    let image = backing.image();
+    let extents = backing.extents();
     let mut place = 0;
-    let mut found = Vec::with_capacity(image.extents.len());
-    for (index, len_bytes) in image.extents.iter().enumerate() {
-        let head = &image.bytes[place..];
-        found.push(FoundExtent {
-            path: PathBuf::from(extent_name(index as u32)),
-            len_bytes: *len_bytes,
-            head: head[..HEAD_BYTES.min(*len_bytes as usize)].to_vec(),
-            file: None,
-        });
-        place += *len_bytes as usize;
-    }
+    let mut found = Vec::with_capacity(extents.len());
+    backing.read(|bytes| {
+        for (index, len_bytes) in extents.iter().enumerate() {
+            let head = &bytes[place..];
+            found.push(FoundExtent {
+                path: PathBuf::from(extent_name(index as u32)),
+                len_bytes: *len_bytes,
+                head: head[..HEAD_BYTES.min(*len_bytes as usize)].to_vec(),
+                file: None,
+            });
+            place += *len_bytes as usize;
+        }
+    });
     found
 }
 

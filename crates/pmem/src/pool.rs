@@ -302,8 +302,8 @@ impl Pool {
     fn attach_extents(&mut self, sound: Vec<SoundExtent>) -> Result<()> {
         let mut extents = Vec::with_capacity(sound.len());
         {
-            let image = match &self.growth.get_mut().source {
-                Source::Emulated(backing) => Some(backing.image()),
+            let backing = match &self.growth.get_mut().source {
+                Source::Emulated(backing) => Some(backing.clone()),
                 _ => None,
             };
             for SoundExtent {
@@ -325,17 +325,11 @@ impl Pool {
                         .map_anonymous(place, bytes)
                         .map_err(|error| PmemError::io(&path, "mmap", error))?,
                 }
-                if let Some(image) = &image {
-                    let bytes = &image.bytes[place as usize..(place + bytes) as usize];
-                    // SAFETY: just mapped, and nobody else knows of it yet. Zeros are skipped so
-                    // that a large, mostly empty pool stays unallocated.
-                    for (index, page) in bytes.chunks(4096).enumerate() {
-                        if page.iter().any(|byte| *byte != 0) {
-                            let target = self.base.wrapping_add(place as usize + index * 4096);
-                            // SAFETY: as above.
-                            unsafe { store::copy_plain(target, page) };
-                        }
-                    }
+                if let Some(backing) = &backing {
+                    let range = place as usize..(place + bytes) as usize;
+                    let target = self.base.wrapping_add(place as usize);
+                    // SAFETY: just mapped, and nobody else knows of it yet.
+                    backing.read(|image| unsafe { fill_fresh(target, &image[range]) });
                 }
                 self.growth.get_mut().extent_count += 1;
                 *self.mapped_bytes.get_mut() = place + bytes;
@@ -689,6 +683,22 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.release();
+    }
+}
+
+/// Copies bytes into fresh memory. Pages of zeros are skipped, so that a large, mostly empty pool stays unallocated.
+///
+/// # Safety
+///
+/// As many bytes from `target` on must be mapped, hold zeros, and be known to nobody else.
+unsafe fn fill_fresh(target: *mut u8, bytes: &[u8]) {
+    const PAGE_BYTES: usize = 4096;
+    static ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+    for (index, page) in bytes.chunks(PAGE_BYTES).enumerate() {
+        if *page != ZEROS[..page.len()] {
+            // SAFETY: by the contract.
+            unsafe { store::copy_plain(target.wrapping_add(index * PAGE_BYTES), page) };
+        }
     }
 }
 

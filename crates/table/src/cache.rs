@@ -387,7 +387,7 @@ fn new_entries(capacity_bytes: u64) -> Option<Cache<CacheKey, Cached, ByMemory>>
     if capacity_bytes == 0 {
         return None;
     }
-    let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
+    let processors = lightkv_vfs::processor_count();
     let shards = (capacity_bytes / SHARD_BYTES_MIN).clamp(1, processors as u64 * 4);
     // The number of shards becomes a power of two.
     let shards = 1usize << shards.ilog2();

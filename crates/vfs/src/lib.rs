@@ -22,6 +22,15 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// How many processors the calling thread may use; at least 1. To find out, the system reads several files of the
+/// process's control group, which takes as long as the rest of opening a small store: each thread asks once.
+pub fn processor_count() -> usize {
+    thread_local! {
+        static COUNT: usize = std::thread::available_parallelism().map_or(1, usize::from);
+    }
+    COUNT.with(|count| *count)
+}
+
 /// How [`Vfs::open`] treats an existing and a missing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenMode {

@@ -8,7 +8,7 @@ use crate::Result;
 
 /// How many threads read records back: as many as the process may use.
 pub(crate) fn thread_count() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+    lightkv_vfs::processor_count()
 }
 
 /// Lets threads work on `count` things: each asks for the index of its next one until there is none. The

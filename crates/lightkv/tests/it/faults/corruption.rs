@@ -41,6 +41,8 @@ const ZEROED_LEN_BYTES: usize = 64;
 /// Length of what is replaced.
 const SECTOR_LEN_BYTES: usize = 512;
 
+static ZEROS: [u8; 4096] = [0; 4096];
+
 /// All files of a store by their path in the directory that holds store and pool.
 type Image = BTreeMap<PathBuf, Vec<u8>>;
 
@@ -178,13 +180,13 @@ impl Media {
     }
 
     /// Makes the media what an image says, whatever was there.
-    fn restore(&mut self, image: &Image) {
+    fn restore<'a>(&mut self, image: impl IntoIterator<Item = (&'a PathBuf, &'a Vec<u8>)>) {
         self.files = MemoryVfs::new();
         for name in ["/store/tables", "/store/values"] {
             self.files.create_directory(Path::new(name)).unwrap();
         }
-        for path in files_below(&self.directory.path().join("pool")).keys() {
-            fs::remove_file(path).unwrap();
+        for entry in fs::read_dir(self.directory.path().join("pool")).unwrap() {
+            fs::remove_file(entry.unwrap().path()).unwrap();
         }
         for (path, bytes) in image {
             let place = self.path_of(path);
@@ -194,7 +196,7 @@ impl Media {
                 let file = File::create(place).unwrap();
                 file.set_len(bytes.len() as u64).unwrap();
                 for (index, page) in bytes[..written].chunks(4096).enumerate() {
-                    if page.iter().any(|byte| *byte != 0) {
+                    if *page != ZEROS[..page.len()] {
                         file.write_all_at(page, index as u64 * 4096).unwrap();
                     }
                 }
@@ -230,7 +232,12 @@ fn read_tree(vfs: &MemoryVfs, directory: &Path, image: &mut Image) {
 
 /// Length without the zeros at the end.
 fn written_len(bytes: &[u8]) -> usize {
-    bytes
+    // Pages first: most of a pool is zeros, and every image asks.
+    let mut len = bytes.len();
+    while len >= ZEROS.len() && bytes[len - ZEROS.len()..len] == ZEROS {
+        len -= ZEROS.len();
+    }
+    bytes[..len]
         .iter()
         .rposition(|&byte| byte != 0)
         .map_or(0, |last| last + 1)
@@ -608,12 +615,9 @@ fn run_case(
     case: &Case,
 ) -> Option<std::result::Result<Outcome, String>> {
     let Case { path, damage, at } = case;
-    let mut image = subject.image.clone();
-    match damaged(subject, path, *damage, *at)? {
-        Some(bytes) => drop(image.insert(path.to_path_buf(), bytes)),
-        None => drop(image.remove(path)),
-    }
-    media.restore(&image);
+    let replacement = damaged(subject, path, *damage, *at)?;
+    let others = subject.image.iter().filter(|(other, _)| *other != path);
+    media.restore(others.chain(replacement.iter().map(|bytes| (path, bytes))));
     let examined = catch_unwind(AssertUnwindSafe(|| examine(subject, media, path)));
     let outcome = examined.unwrap_or_else(|_| Err("panicked".to_string()));
     // Where the version counts before any checksum does.
