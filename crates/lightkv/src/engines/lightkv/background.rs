@@ -56,8 +56,10 @@ struct Queue {
     compactions: VecDeque<Arc<Partition>>,
     /// No merge before this time: the last one found the disk full.
     compactions_resume: Option<Instant>,
-    /// Partitions whose tables came from a split, and nobody has looked at.
-    considerations: VecDeque<Arc<Partition>>,
+    /// Partitions whose tables came from a split, and nobody has looked at. One that is split again before that, or that a
+    /// recovery forgets, is not kept alive here: it holds space of the buffer, and a recovery, which has no threads
+    /// yet, would wait for that in vain.
+    considerations: VecDeque<Weak<Partition>>,
     /// Merges that are written and wait to be recorded.
     installations: VecDeque<Installation>,
     /// What recovery replayed is still to be synced; holds the number of its last record.
@@ -164,8 +166,10 @@ impl Queue {
             let is_urgent = std::mem::take(&mut self.urgent);
             return Some(Job::Relieve { is_urgent });
         }
-        if let Some(partition) = self.considerations.pop_front() {
-            return Some(Job::Consider(partition));
+        while let Some(partition) = self.considerations.pop_front() {
+            if let Some(partition) = partition.upgrade() {
+                return Some(Job::Consider(partition));
+            }
         }
         (role == Role::Keeper && store.may_sweep()).then_some(Job::Sweep)
     }
@@ -297,7 +301,8 @@ impl Background {
     }
 
     /// Has someone see whether a new partition's tables ask for a merge.
-    pub(crate) fn queue_consideration(&self, partition: Arc<Partition>) {
+    pub(crate) fn queue_consideration(&self, partition: &Arc<Partition>) {
+        let partition = Arc::downgrade(partition);
         self.queue.lock().considerations.push_back(partition);
     }
 

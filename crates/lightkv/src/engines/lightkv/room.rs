@@ -240,7 +240,7 @@ impl Store {
         self.replace_partition(&halves, guard);
         writer.dead = true;
         self.set_merge_debt(partition, 0);
-        for half in halves {
+        for half in &halves {
             if !half.view(guard).tables.is_empty() {
                 self.background.queue_consideration(half);
             }
