@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # Different images of each pool. One of HiKV, which has no files to open, costs a third.
 POOLS = {
-    "pool-split": 1_200_000, "pool-one-leaf": 400_000, "pool-byte": 400_000,
-    "hikv": 1_600_000, "hikv-byte": 1_600_000,
+    "pool-split": 500_000, "pool-one-leaf": 500_000, "pool-byte": 500_000,
+    "hikv": 1_800_000, "hikv-byte": 1_800_000,
 }
 JOURNALS = ("journal-power", "journal-kill")
 # Stores that are opened and dropped thousands of times a second take memory from the C library, which would give each piece
