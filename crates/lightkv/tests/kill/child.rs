@@ -14,8 +14,8 @@ use crate::random::Random;
 use crate::setup::Setup;
 use crate::slowdown;
 
-/// Longest that a child writes if nobody kills it.
-const WRITE_DURATION_MAX: Duration = Duration::from_secs(20);
+/// Longest that a child writes if nobody kills it: whoever does may have to wait for a processor.
+const WRITE_DURATION_MAX: Duration = Duration::from_secs(600);
 
 /// What a child is told.
 #[derive(Clone, Debug)]

@@ -40,8 +40,8 @@ pub(crate) const TASK_VARIABLE: &str = "LIGHTKV_POWER_LOSS_TASK";
 
 /// Power losses after which a new volume is begun.
 const LOSSES_OF_A_VOLUME: u64 = 40;
-/// Longest that a process writes if the power stays on.
-const WRITE_DURATION_MAX: Duration = Duration::from_secs(20);
+/// Longest that a process writes if the power stays on: whoever cuts it may have to wait for a processor.
+const WRITE_DURATION_MAX: Duration = Duration::from_secs(600);
 /// A process that takes longer to open and check hangs.
 const HANG_AFTER: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
