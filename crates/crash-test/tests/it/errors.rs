@@ -8,10 +8,17 @@ use lightkv_crash_test::io_errors;
 
 fn fail_calls(name: &str) {
     let configuration = Configuration::named(name).unwrap();
-    let operations = Generator::new(3, 0, configuration.large_value_bytes).operations(10);
+    const SEED: u64 = 3;
+    // The first of those that the command below performs.
+    let operations = Generator::new(SEED, 0, configuration.large_value_bytes).operations(10);
     let deadline = Instant::now() + Duration::from_secs(15);
     let totals = io_errors::explore(configuration, &operations, || Instant::now() < deadline)
-        .unwrap_or_else(|message| panic!("{name}: {message}"));
+        .unwrap_or_else(|message| {
+            panic!(
+                "{name}: {message}\nagain with: cargo run --release -p lightkv-crash-test -- \
+                 --only errors --configuration {name} --seed {SEED} --states 1 --error-lives 1"
+            )
+        });
     eprintln!("{name}: {totals:?}");
     assert!(
         totals.faults > 30 && totals.faults_reported > 0,

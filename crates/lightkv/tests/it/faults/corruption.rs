@@ -389,6 +389,14 @@ impl Case {
     fn to_text(&self) -> String {
         format!("{:?},{},{}", self.damage, self.at, self.path.display())
     }
+
+    /// The command that runs it alone.
+    fn again(&self, test: &str) -> String {
+        format!(
+            "again with: LIGHTKV_CORRUPTION={} cargo test --release -p lightkv --test it -- --exact {test}",
+            self.to_text()
+        )
+    }
 }
 
 /// SplitMix64 of a case's number: which cases are chosen does not depend on their order.
@@ -644,8 +652,9 @@ struct Findings {
     failures: Vec<String>,
 }
 
-/// Tries cases until there are none left; `present` says which one since when.
+/// Tries cases until there are none left; `present` says which one since when. `test` is for the messages.
 fn work(
+    test: &str,
     subject: &Subject,
     cases: &[Case],
     next: &AtomicUsize,
@@ -662,10 +671,8 @@ fn work(
                 *findings.counts.entry(entry).or_default() += 1;
             }
             Some(Err(message)) => {
-                let text = case.to_text();
-                findings
-                    .failures
-                    .push(format!("LIGHTKV_CORRUPTION={text}: {message}"));
+                let again = case.again(test);
+                findings.failures.push(format!("{message}\n{again}"));
             }
             None => {}
         }
@@ -684,12 +691,14 @@ fn run_subject(subject: Subject) {
     let cases = Arc::new(cases(&subject));
     let subject = Arc::new(subject);
     let next = Arc::new(AtomicUsize::new(0));
+    // The harness names each test's thread after it.
+    let test: Arc<str> = std::thread::current().name().unwrap_or("NAME").into();
     let workers: Vec<_> = (0..std::thread::available_parallelism().map_or(1, usize::from))
         .map(|_| {
             let present = Arc::new(Mutex::new(None));
             let (subject, cases, next) = (subject.clone(), cases.clone(), next.clone());
-            let seen = present.clone();
-            let thread = std::thread::spawn(move || work(&subject, &cases, &next, &seen));
+            let (seen, test) = (present.clone(), test.clone());
+            let thread = std::thread::spawn(move || work(&test, &subject, &cases, &next, &seen));
             (thread, present)
         })
         .collect();
@@ -699,8 +708,8 @@ fn run_subject(subject: Subject) {
             if let Some((since, case)) = &*present.lock().unwrap() {
                 assert!(
                     since.elapsed() < HANG_AFTER,
-                    "{name}: LIGHTKV_CORRUPTION={} hangs",
-                    case.to_text()
+                    "{name}: it hangs\n{}",
+                    case.again(&test)
                 );
             }
         }
@@ -729,13 +738,11 @@ fn run_subject(subject: Subject) {
     let shown = all.failures.iter().take(40);
     assert!(
         all.failures.is_empty(),
-        "{name}: {}\n{}again with: one of these in front of: cargo test --release -p lightkv --test it -- --exact {}",
+        "{name}: {}\n{}",
         all.failures.len(),
         shown
             .map(|failure| format!("{failure}\n"))
             .collect::<String>(),
-        // The harness names each test's thread after it.
-        std::thread::current().name().unwrap_or("NAME")
     );
 }
 
