@@ -15,7 +15,7 @@ use crate::measure::cgroup::Cgroup;
 use crate::plan::{self, Action, Candidate, Group, OPEN_LIST, Step};
 use crate::results::archive::Archive;
 use crate::results::record::{Outcome, PartRecord, StepRecord};
-use crate::stores::{StoreKind, StoreSettings};
+use crate::stores::StoreSettings;
 
 /// Reads that follow the opening after a kill: they show that it is not put off until then.
 const READS_AFTER_OPEN: u64 = 1_000;
@@ -74,7 +74,7 @@ impl Run {
         let (kind, label, list) = (candidate.kind, candidate.label(), &group.list);
         let name = format!("{label}-{}", list.name);
         let directory = Scratch::new(self.directory.join(&name))?;
-        let wants_fast = kind == StoreKind::LightkvPool || group.peer_logs_on_tmpfs;
+        let wants_fast = kind.has_pool() || group.peer_logs_on_tmpfs;
         let fast_directory = wants_fast
             .then(|| {
                 // Found again after an interruption, and not that of a run elsewhere.

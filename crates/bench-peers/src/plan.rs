@@ -16,6 +16,9 @@ pub(crate) enum Profile {
     Pmem,
     /// Everything fits in memory, which is not limited; every store with its defaults.
     Memory,
+    /// Everything in persistent memory, for which tmpfs stands: the engine HiKV, and LightKV with its pool there, beside
+    /// RocksDB with its defaults. The directory must be on tmpfs, too.
+    Tmpfs,
 }
 
 /// Name of the one list that measures opening after a kill.
@@ -126,6 +129,7 @@ impl Profile {
             Self::Ssd => "ssd",
             Self::Pmem => "pmem",
             Self::Memory => "memory",
+            Self::Tmpfs => "tmpfs",
         }
     }
 
@@ -145,6 +149,12 @@ impl Profile {
                 memory_limit_bytes: None,
                 scale,
             },
+            Self::Tmpfs => Sizes {
+                records: scaled(5_000_000),
+                value_len_bytes: 256,
+                memory_limit_bytes: None,
+                scale,
+            },
         }
     }
 
@@ -152,8 +162,10 @@ impl Profile {
     pub(crate) fn stores(self) -> Vec<StoreKind> {
         let wanted = |kind: &StoreKind| match (self, kind) {
             (Self::Ssd, StoreKind::LightkvPool) | (Self::Pmem, StoreKind::Lightkv) => false,
+            (Self::Ssd | Self::Pmem | Self::Memory, StoreKind::Hikv) => false,
             (Self::Ssd | Self::Pmem, _) => true,
             (Self::Memory, kind) => kind.is_ours() || *kind == StoreKind::Rocksdb,
+            (Self::Tmpfs, kind) => kind.has_pool() || *kind == StoreKind::Rocksdb,
         };
         let built = StoreKind::ALL.into_iter().filter(|kind| kind.is_built());
         built.filter(wanted).collect()
@@ -164,12 +176,13 @@ impl Profile {
         match self {
             Self::Ssd | Self::Memory => StoreKind::Lightkv,
             Self::Pmem => StoreKind::LightkvPool,
+            Self::Tmpfs => StoreKind::Hikv,
         }
     }
 
     /// Whether every store keeps its own defaults.
     pub(crate) fn with_defaults(self) -> bool {
-        self == Self::Memory
+        matches!(self, Self::Memory | Self::Tmpfs)
     }
 
     /// All lists.
@@ -184,6 +197,7 @@ impl Profile {
                 List::new("one-thread", memory_steps("", 1)),
                 List::new("two-threads", memory_steps("-two-threads", 2)),
             ],
+            Self::Tmpfs => vec![List::new("in-place", in_place_steps(sizes.records))],
         }
     }
 }
@@ -305,6 +319,23 @@ fn memory_steps(suffix: &str, threads: usize) -> Vec<Step> {
     ]
 }
 
+/// Every kind of operation on a store that is wholly in persistent memory; deletes come last.
+fn in_place_steps(records: u64) -> Vec<Step> {
+    let step = |name: &str, workload: &str, operations| {
+        let distribution = Distribution::Uniform;
+        run(name, workload, distribution, operations, 1, false)
+    };
+    let scans = Some((records / 100).max(1));
+    vec![
+        fill("put", "fillrandom", 1, false),
+        step("get", "readrandom", None),
+        step("scan10", "range10", scans),
+        step("scan100", "range100", scans),
+        step("update", "overwrite", None),
+        step("delete", "deleterandom", None),
+    ]
+}
+
 /// Keeps the steps that were asked for, and the load that they need; lists without any are left out.
 pub(crate) fn select(lists: Vec<List>, wanted: &[String]) -> Result<Vec<List>, String> {
     if wanted.is_empty() {
@@ -368,7 +399,7 @@ mod tests {
 
     #[test]
     fn every_step_is_one_the_driver_knows_and_has_its_own_name() {
-        for profile in [Profile::Ssd, Profile::Pmem, Profile::Memory] {
+        for profile in [Profile::Ssd, Profile::Pmem, Profile::Memory, Profile::Tmpfs] {
             let mut seen = std::collections::HashSet::new();
             for list in profile.lists(&profile.sizes(1.0)) {
                 for step in list.steps {

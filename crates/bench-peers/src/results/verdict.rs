@@ -74,6 +74,7 @@ pub(crate) fn lines(
     match profile {
         Profile::Ssd | Profile::Pmem => judge.larger_than_memory(profile, lightkv_budget_bytes),
         Profile::Memory => judge.in_memory(),
+        Profile::Tmpfs => judge.in_persistent_memory(),
     }
     judge.lines
 }
@@ -262,6 +263,26 @@ impl Judge<'_> {
                 let label = format!("{step}: {}: two threads to one", self.ours);
                 self.bound(&label, gain, Want::AtLeast(1.7), " x");
             }
+        }
+    }
+
+    fn in_persistent_memory(&mut self) {
+        let factors = [
+            ("get", 12.0),
+            ("put", 6.0),
+            ("update", 8.0),
+            ("delete", 6.0),
+            ("scan10", 4.0),
+            ("scan100", 4.0),
+        ];
+        for (step, factor) in factors {
+            self.ratio(
+                "throughput",
+                step,
+                Metric::OpsPerSecond,
+                Want::AtLeast(factor),
+                Rival::RocksDb,
+            );
         }
     }
 

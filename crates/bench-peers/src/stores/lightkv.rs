@@ -1,4 +1,4 @@
-//! LightKV: a memory budget, otherwise defaults; with its pool on tmpfs where that is asked for.
+//! Our engines: a memory budget, otherwise defaults; with a pool on tmpfs where that is asked for.
 
 use std::path::Path;
 
@@ -24,6 +24,11 @@ pub(super) fn open(kind: StoreKind, settings: &StoreSettings) -> Result<Box<dyn 
     if let Some(budget_bytes) = settings.lightkv_budget_bytes {
         options = options.memory_budget(budget_bytes);
     }
+    let engine = match kind {
+        StoreKind::Hikv => EngineKind::HiKv,
+        _ => EngineKind::LightKv,
+    };
+    options = options.engine(engine);
     if let Some(shape) = settings.lightkv_shape {
         options = options
             .compaction_size(shape.compaction_size)
@@ -34,14 +39,14 @@ pub(super) fn open(kind: StoreKind, settings: &StoreSettings) -> Result<Box<dyn 
                 ..Tuning::default()
             });
     }
-    if kind == StoreKind::LightkvPool {
+    if kind.has_pool() {
         let Some(pool) = &settings.fast_directory else {
             return Err(Failure::Usage("a pool needs a directory on tmpfs".into()));
         };
         options = options.pmem_path(pool);
     }
     let db = options.open(&settings.directory).map_err(failed(kind))?;
-    let target = LightKvTarget::new(db.clone(), EngineKind::LightKv, &settings.directory, false);
+    let target = LightKvTarget::new(db.clone(), engine, &settings.directory, false);
     Ok(Box::new(LightKv {
         kind,
         db,

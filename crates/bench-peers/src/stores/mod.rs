@@ -48,6 +48,8 @@ pub(crate) enum StoreKind {
     Lightkv,
     /// LightKV with its pool on tmpfs.
     LightkvPool,
+    /// The engine HiKV: everything in its pool on tmpfs.
+    Hikv,
     /// RocksDB.
     Rocksdb,
     /// LevelDB.
@@ -62,9 +64,10 @@ pub(crate) enum StoreKind {
 
 impl StoreKind {
     /// All of them, our own first.
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Lightkv,
         Self::LightkvPool,
+        Self::Hikv,
         Self::Rocksdb,
         Self::Leveldb,
         Self::Fjall,
@@ -77,6 +80,7 @@ impl StoreKind {
         match self {
             Self::Lightkv => "lightkv",
             Self::LightkvPool => "lightkv-pool",
+            Self::Hikv => "hikv",
             Self::Rocksdb => "rocksdb",
             Self::Leveldb => "leveldb",
             Self::Lmdb => "lmdb",
@@ -93,7 +97,12 @@ impl StoreKind {
 
     /// Whether it is one of ours.
     pub(crate) fn is_ours(self) -> bool {
-        matches!(self, Self::Lightkv | Self::LightkvPool)
+        matches!(self, Self::Lightkv | Self::LightkvPool | Self::Hikv)
+    }
+
+    /// Whether it keeps its data, or a part, in a pool of persistent memory.
+    pub(crate) fn has_pool(self) -> bool {
+        matches!(self, Self::LightkvPool | Self::Hikv)
     }
 
     /// Whether acknowledged puts survive the death of the process, as it is opened here.
@@ -104,7 +113,7 @@ impl StoreKind {
     /// Whether this program was built with it.
     pub(crate) fn is_built(self) -> bool {
         match self {
-            Self::Lightkv | Self::LightkvPool => true,
+            Self::Lightkv | Self::LightkvPool | Self::Hikv => true,
             Self::Rocksdb => cfg!(feature = "rocksdb"),
             Self::Leveldb => cfg!(feature = "leveldb"),
             Self::Lmdb => cfg!(feature = "lmdb"),
@@ -174,7 +183,9 @@ pub(crate) trait Store: Target {
 /// Opens a store, creating it if it does not exist.
 pub(crate) fn open(kind: StoreKind, settings: &StoreSettings) -> Result<Box<dyn Store>, Failure> {
     match kind {
-        StoreKind::Lightkv | StoreKind::LightkvPool => lightkv::open(kind, settings),
+        StoreKind::Lightkv | StoreKind::LightkvPool | StoreKind::Hikv => {
+            lightkv::open(kind, settings)
+        }
         #[cfg(feature = "rocksdb")]
         StoreKind::Rocksdb => rocksdb::open(settings),
         #[cfg(feature = "leveldb")]
