@@ -2,6 +2,7 @@
 
 mod costs;
 mod damage;
+mod reopening;
 
 use std::path::Path;
 

@@ -89,7 +89,9 @@ pub(crate) struct EntryFileReader {
     file: Arc<dyn VfsFile>,
     path: PathBuf,
     pub(crate) header: Header,
-    len: u64,
+    /// Where its blocks end.
+    end: u64,
+    /// Where the next block begins, and its number.
     offset: u64,
     blocks: u64,
     block: Vec<u8>,
@@ -138,7 +140,7 @@ impl EntryFileReader {
             file,
             path: path.to_path_buf(),
             header,
-            len,
+            end: len,
             offset: HEADER_LEN as u64,
             blocks: 0,
             block: Vec::new(),
@@ -149,6 +151,47 @@ impl EntryFileReader {
         })
     }
 
+    /// Readers of so many shares of the file, or fewer, in order. That the shares follow each other and have all
+    /// entries together is for the caller to see.
+    ///
+    /// # Errors
+    /// [`Error::Corruption`] if the file does not end with a block; what is in the blocks is not looked at.
+    pub(crate) fn split(mut self, shares: usize) -> Result<Vec<Self>> {
+        let share_bytes = (self.end - self.offset).div_ceil(shares.max(1) as u64);
+        let mut readers = Vec::new();
+        while self.offset < self.end {
+            let (begin, number) = (self.offset, self.blocks);
+            while self.offset < self.end && self.offset - begin < share_bytes {
+                let (_, len) = self.block_header()?;
+                self.offset += (BLOCK_HEADER_LEN + len) as u64;
+                self.blocks += 1;
+            }
+            readers.push(Self {
+                file: self.file.clone(),
+                path: self.path.clone(),
+                header: self.header,
+                end: self.offset,
+                offset: begin,
+                blocks: number,
+                block: Vec::new(),
+                at: 0,
+                count: 0,
+                key: Vec::new(),
+                previous: Vec::new(),
+            });
+        }
+        Ok(readers)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Entries that were read so far.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
     fn damaged(&self, message: &str) -> Error {
         Error::Corruption {
             file: self.path.clone(),
@@ -157,28 +200,37 @@ impl EntryFileReader {
         }
     }
 
-    /// Reads the next block; false at the end.
-    fn next_block(&mut self) -> Result<bool> {
-        if self.offset == self.len {
-            return Ok(false);
-        }
-        let left = self.len - self.offset;
+    /// The header of the next block, and the length of its entries in bytes.
+    fn block_header(&self) -> Result<([u8; BLOCK_HEADER_LEN], usize)> {
+        let left = self.end - self.offset;
         let mut header = [0; BLOCK_HEADER_LEN];
         if left < header.len() as u64 {
             return Err(self.damaged("the file ends within a block"));
         }
-        let read = |error| io(&self.path, "read", error);
-        self.file
-            .read_exact_at(&mut header, self.offset)
-            .map_err(read)?;
+        self.read_at(&mut header, self.offset)?;
         let len = block_len(&header);
         if len == 0 || len as u64 > left - header.len() as u64 {
             return Err(self.damaged("the file ends within a block"));
         }
-        self.block.resize(len, 0);
+        Ok((header, len))
+    }
+
+    fn read_at(&self, target: &mut [u8], offset: u64) -> Result<()> {
         self.file
-            .read_exact_at(&mut self.block, self.offset + header.len() as u64)
-            .map_err(read)?;
+            .read_exact_at(target, offset)
+            .map_err(|error| io(&self.path, "read", error))
+    }
+
+    /// Reads the next block; false at the end.
+    fn next_block(&mut self) -> Result<bool> {
+        if self.offset == self.end {
+            return Ok(false);
+        }
+        let (header, len) = self.block_header()?;
+        let mut block = std::mem::take(&mut self.block);
+        block.resize(len, 0);
+        self.read_at(&mut block, self.offset + header.len() as u64)?;
+        self.block = block;
         if !is_block_sound(self.header.identity, self.blocks, &header, &self.block) {
             return Err(self.damaged("the checksum of a block is wrong"));
         }
@@ -187,16 +239,25 @@ impl EntryFileReader {
         Ok(true)
     }
 
-    /// The next entry; `None` at the end.
+    /// The next entry; `None` at the end, if there were as many as the header says.
     ///
     /// # Errors
     /// [`Error::Corruption`] if a block is damaged, keys are out of order, or their number is another one.
     pub(crate) fn next(&mut self) -> Result<Option<(&[u8], &[u8])>> {
+        let is_at_end = self.at == self.block.len() && self.offset == self.end;
+        if is_at_end && self.count != self.header.count {
+            return Err(self.damaged("entries are missing"));
+        }
+        self.next_of_share()
+    }
+
+    /// The next entry; `None` at the end of the share that this reader has.
+    ///
+    /// # Errors
+    /// [`Error::Corruption`] if a block is damaged or keys are out of order.
+    pub(crate) fn next_of_share(&mut self) -> Result<Option<(&[u8], &[u8])>> {
         if self.at == self.block.len() {
             if !self.next_block()? {
-                if self.count != self.header.count {
-                    return Err(self.damaged("entries are missing"));
-                }
                 return Ok(None);
             }
             self.at = 0;

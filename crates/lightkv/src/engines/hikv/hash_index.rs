@@ -107,11 +107,21 @@ impl Table {
         self.groups.len()
     }
 
+    /// Entries that the table holds at most.
+    pub(crate) fn capacity(&self) -> u64 {
+        (self.line_mask + 1) * LINE_ENTRIES
+    }
+
+    /// Pool offset and length of a group, in bytes.
+    pub(crate) fn group_extent(&self, group: usize) -> (u64, u64) {
+        let len_bytes = (self.group_mask + 1) * LINE_BYTES;
+        (self.offset + group as u64 * len_bytes, len_bytes)
+    }
+
     /// Pool offsets of the entries of a group.
     pub(crate) fn group_entries(&self, group: usize) -> impl Iterator<Item = u64> + use<> {
-        let start = self.offset + group as u64 * (self.group_mask + 1) * LINE_BYTES;
-        let count = (self.group_mask + 1) * LINE_ENTRIES;
-        (0..count).map(move |index| start + index * ENTRY_BYTES)
+        let (start, len_bytes) = self.group_extent(group);
+        (0..len_bytes / ENTRY_BYTES).map(move |index| start + index * ENTRY_BYTES)
     }
 
     /// Number of the group of a hash.

@@ -9,20 +9,25 @@
 
 use std::ops::Bound;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use lightkv_pmem::Run;
 use lightkv_table::hash_key;
 use lightkv_vfs::Vfs;
+use parking_lot::Mutex;
 
 use super::allocator::KIND_CLEAN_MARK;
 use super::entry_file::{EntryFileReader, EntryFileWriter};
 use super::entry_file_layout::{Header, Kind};
 use super::items::Items;
-use super::ordered_index::{EntryBatch, OrderedIndex};
+use super::ordered_index::{EntryBatch, OrderedIndex, SortedPart, SortedPartBuilder};
 use super::store::Store;
-use crate::Result;
+use crate::engines::threads::{side_by_side, thread_count};
 use crate::error::io;
+use crate::{Error, Result};
+
+/// Shares of an image that a thread reads one after the other: so the threads end together.
+const SHARES_PER_THREAD: usize = 8;
 
 /// Name of the file in the store's directory.
 const NAME: &str = "KEY-IMAGE";
@@ -132,52 +137,51 @@ pub(crate) fn read(
         tracing::warn!("the key image has another number of keys than the pool and is not used");
         return None;
     }
-    let last_sequence = header.last_sequence;
-    let mut reader = image;
-    let mut failure = None;
-    let entries = std::iter::from_fn(|| match reader.next() {
-        Ok(entry) => entry.map(|(key, _)| (ShortKey::from(key), hash_key(hash_seed, key).max(1))),
+    match read_parts(image, hash_seed) {
+        Ok(keys) => Some((keys, header.last_sequence)),
         Err(error) => {
-            failure = Some(error);
-            None
-        }
-    });
-    let keys = OrderedIndex::from_sorted(entries);
-    match failure {
-        None => Some((keys, last_sequence)),
-        Some(error) => {
             tracing::warn!(%error, "the key image is not used");
             None
         }
     }
 }
 
-/// A key on its way from the file to the index, without an allocation if it is short.
-enum ShortKey {
-    Inline(u8, [u8; ShortKey::INLINE_MAX]),
-    Long(Box<[u8]>),
-}
-
-impl ShortKey {
-    const INLINE_MAX: usize = 46;
-}
-
-impl From<&[u8]> for ShortKey {
-    fn from(key: &[u8]) -> Self {
-        if key.len() > Self::INLINE_MAX {
-            return Self::Long(key.into());
+/// The key index from an image, read by all threads, a share each at a time.
+fn read_parts(image: EntryFileReader, hash_seed: u64) -> Result<OrderedIndex> {
+    let (expected, path) = (image.header.count, image.path().to_path_buf());
+    let damaged = |message: &str| Error::Corruption {
+        file: path.clone(),
+        offset: 0,
+        message: message.into(),
+    };
+    let shares = image.split(thread_count() * SHARES_PER_THREAD)?;
+    let shares: Vec<_> = shares
+        .into_iter()
+        .map(|share| Mutex::new(Some(share)))
+        .collect();
+    let parts: Mutex<Vec<(usize, SortedPart)>> = Mutex::default();
+    let count = AtomicU64::new(0);
+    side_by_side(shares.len(), |next| {
+        while let Some(number) = next() {
+            let share = shares[number].lock().take();
+            let mut share = share.expect("each is taken once");
+            let mut builder = SortedPartBuilder::new();
+            while let Some((key, _)) = share.next_of_share()? {
+                builder.push(key, hash_key(hash_seed, key).max(1));
+            }
+            count.fetch_add(share.count(), Ordering::Relaxed);
+            parts.lock().push((number, builder.finish()));
         }
-        let mut bytes = [0; Self::INLINE_MAX];
-        bytes[..key.len()].copy_from_slice(key);
-        Self::Inline(key.len() as u8, bytes)
+        Ok(())
+    })?;
+    if count.into_inner() != expected {
+        return Err(damaged("entries are missing"));
     }
-}
-
-impl AsRef<[u8]> for ShortKey {
-    fn as_ref(&self) -> &[u8] {
-        match self {
-            Self::Inline(len, bytes) => &bytes[..usize::from(*len)],
-            Self::Long(key) => key,
-        }
+    let mut parts = parts.into_inner();
+    parts.sort_unstable_by_key(|(number, _)| *number);
+    let parts: Vec<_> = parts.into_iter().map(|(_, part)| part).collect();
+    if !parts.is_sorted_by(|left, right| left.last_key() < right.first_key()) {
+        return Err(damaged("keys are out of order"));
     }
+    Ok(OrderedIndex::from_parts(parts))
 }

@@ -22,7 +22,7 @@
 //! | `key_index`, `ordered_index` | the keys in order, in memory |
 //! | `update_queue`, `threads`, `sampler`, `wake`, `stripe`, `sync` | how they follow the writers |
 //! | `versions` | what snapshots and scans may still read |
-//! | `open`, `recovery`, `key_image`, `checkpoint`, `entry_file` | how what survives comes back |
+//! | `open`, `recovery`, `rebuild`, `key_image`, `checkpoint`, `entry_file` | how what survives comes back |
 //!
 //! # Where we leave the paper, and why
 //!
@@ -61,6 +61,7 @@ mod key_index;
 mod open;
 mod ordered_index;
 mod read;
+mod rebuild;
 mod recovery;
 mod redo;
 mod redo_layout;

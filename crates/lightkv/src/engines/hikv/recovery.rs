@@ -1,16 +1,16 @@
 //! What a pool holds, read back: after a clean close from the key image, else from the hash tables.
 //!
-//! The hash tables and the items are the truth. Each partition's table is walked by one of several threads. Every entry marks
-//! the place of its item as used; what no entry marks is free, whatever the process was doing when it died. The
-//! overflow counts of the tables are made anew on the way. Without a key image the keys are sorted and the key index is built
-//! from them.
+//! The hash tables and the items are the truth. All threads walk the tables, a partition each, and then what their
+//! entries lead to, a region of the pool each. Every entry marks the place of its item as used; what no entry marks is
+//! free, whatever the process was doing when it died. The overflow counts of the tables are made anew on the way.
+//! Without a key image the items are read, and the key index is built of their keys: `rebuild`.
 
-use std::cmp::Ordering as Order;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use lightkv_memory::MappedVec;
 use lightkv_pmem::{Arena, Pool, Run};
 use lightkv_table::hash_key;
 use lightkv_vfs::Vfs;
@@ -21,14 +21,23 @@ use super::growth::table_units;
 use super::hash_index::Table;
 use super::items::Items;
 use super::key_image;
-use super::ordered_index::{OrderedIndex, SortedPart, SortedPartBuilder};
+use super::ordered_index::OrderedIndex;
+use super::rebuild::{DuplicateKey, FoundKeys, Rebuild, sample_len};
 use super::redo;
 use super::root_layout::{
     ENTRY_BYTES, Entry, HEADER_LEN, RootError, RootHeader, TablePlace, VERSION, root_len,
 };
 use crate::engines::manifest::ManifestState;
-use crate::engines::threads::{side_by_side, thread_count};
+use crate::engines::threads::side_by_side;
 use crate::{Error, Result};
+
+/// Items on their way to the cache while one is checked.
+const ITEMS_AHEAD: usize = 8;
+/// Bytes of each; the processor fetches on by itself where items are longer.
+const FETCHED_BYTES_MAX: u64 = 512;
+/// Entries of a region of the pool, about, and regions.
+const REGION_ENTRIES: u64 = 16 << 10;
+const REGIONS_MAX: usize = 512;
 
 /// What is needed of a pool to work with it.
 #[derive(Debug)]
@@ -38,22 +47,6 @@ pub(crate) struct Recovered {
     pub(crate) tables: Vec<Table>,
     pub(crate) keys: OrderedIndex,
     pub(crate) last_sequence: u64,
-}
-
-/// A key that was found: the first bytes of it, and where the item is.
-#[derive(Clone, Copy, Debug)]
-struct FoundKey {
-    prefix: u128,
-    position: u64,
-}
-
-const PREFIX_LEN: usize = 16;
-
-fn prefix_of(key: &[u8]) -> u128 {
-    let mut bytes = [0; PREFIX_LEN];
-    let len = key.len().min(PREFIX_LEN);
-    bytes[..len].copy_from_slice(&key[..len]);
-    u128::from_be_bytes(bytes)
 }
 
 /// Recovers a pool, in which nothing is changed before root, tables and redo records were found sound.
@@ -71,31 +64,26 @@ pub(crate) fn recover(
     let marks: Vec<Run> = of_kind(&runs, KIND_CLEAN_MARK).copied().collect();
     let image = key_image::take(vfs.as_ref(), directory, items, &marks)?;
     release_unused_runs(pool, &runs, &tables, allocator)?;
-    let walk = Walk {
-        items,
-        allocator,
-        hash_seed: state.hash_seed,
-        reads_items: image.is_none(),
-        last_sequence: AtomicU64::new(0),
-        used_bytes: AtomicU64::new(0),
-        done: AtomicUsize::new(0),
-        sorted: Mutex::default(),
-    };
-    walk.walk_all(&mut tables)?;
+    let hash_seed = state.hash_seed;
+    let entries_max = capacity(&tables);
+    let new_walk = |rebuild| Walk::new(items, allocator, hash_seed, entries_max, rebuild);
+    let rebuild = image
+        .is_none()
+        .then(|| new_rebuild(items, &tables, hash_seed));
+    let mut walk = new_walk(rebuild);
+    walk.walk_all(&mut tables, true)?;
     let entries: u64 = tables.iter().map(Table::used_entries).sum();
     let used_bytes = walk.used_bytes.load(Ordering::Relaxed);
-    let read = image.and_then(|image| key_image::read(image, entries, state.hash_seed));
+    let read = image.and_then(|image| key_image::read(image, entries, hash_seed));
     let (keys, last_sequence) = match read {
         Some(read) => read,
         None => {
-            if !walk.reads_items {
-                // The image was of no use after all: begin again, this time with the items.
-                return recover_without_image(items, allocator, state, (root, tables), used_bytes);
+            if walk.rebuild.is_none() {
+                // The image was of no use after all: once more, this time with the items.
+                walk = new_walk(Some(new_rebuild(items, &tables, hash_seed)));
+                walk.walk_all(&mut tables, false)?;
             }
-            (
-                walk.build_keys()?,
-                walk.last_sequence.load(Ordering::Relaxed),
-            )
+            walk.finish()?
         }
     };
     allocator.finish_recovery(used_bytes);
@@ -105,50 +93,6 @@ pub(crate) fn recover(
         tables,
         keys,
         last_sequence,
-    })
-}
-
-/// The keys from the items after all, when everything else is there.
-fn recover_without_image(
-    items: &Items,
-    allocator: &Arc<Allocator>,
-    state: &ManifestState,
-    (root, tables): (u64, Vec<Table>),
-    used_bytes: u64,
-) -> Result<Recovered> {
-    let walk = Walk {
-        items,
-        allocator,
-        hash_seed: state.hash_seed,
-        reads_items: true,
-        last_sequence: AtomicU64::new(0),
-        used_bytes: AtomicU64::new(0),
-        done: AtomicUsize::new(0),
-        sorted: Mutex::default(),
-    };
-    side_by_side(tables.len(), |next| {
-        let mut found = Vec::new();
-        while let Some(index) = next() {
-            let table = &tables[index];
-            for entry in (0..table.group_count()).flat_map(|group| table.group_entries(group)) {
-                let value = Entry::decode(items.pool.load_u128(entry));
-                if value.signature != 0 {
-                    let slot_bytes = allocator.place_bytes(value.position);
-                    found.push(walk.read_item(entry, value, slot_bytes.unwrap_or(0))?);
-                }
-            }
-        }
-        walk.add_sorted(found);
-        Ok(())
-    })?;
-    let keys = walk.build_keys()?;
-    allocator.finish_recovery(used_bytes);
-    items.pool.fence();
-    Ok(Recovered {
-        root,
-        tables,
-        keys,
-        last_sequence: walk.last_sequence.load(Ordering::Relaxed),
     })
 }
 
@@ -240,161 +184,238 @@ fn release_unused_runs(
     Ok(())
 }
 
-/// A walk through all tables.
+/// Entries in use that a thread has found, by the region of the pool that they lead to.
+type Regions = Vec<MappedVec<LeadingEntry>>;
+
+/// An entry in use, less where it is: that is looked for again in the few cases that ask for it.
+#[derive(Clone, Copy, Debug)]
+struct LeadingEntry {
+    position: u64,
+    signature: u64,
+}
+
+/// A walk through all tables, and then through what they lead to in the order of the pool.
+///
+/// Entries lie in the order of hashes, so items, and the state of slabs, would be met in no order: on most machines
+/// a look at another page costs more than all that is done with the item. Sorting costs less.
 struct Walk<'a> {
     items: &'a Items,
     allocator: &'a Arc<Allocator>,
     hash_seed: u64,
-    reads_items: bool,
+    /// Where the keys go; `None` where they come from an image and the items are not read.
+    rebuild: Option<Rebuild>,
+    regions: usize,
     last_sequence: AtomicU64,
     used_bytes: AtomicU64,
-    /// Tables that are done, for the log.
-    done: AtomicUsize,
-    /// Keys of each thread, sorted.
-    sorted: Mutex<Vec<Vec<FoundKey>>>,
 }
 
-impl Walk<'_> {
-    fn walk_all(&self, tables: &mut [Table]) -> Result<()> {
-        let count = tables.len();
-        let places: Vec<Mutex<&mut Table>> = tables.iter_mut().map(Mutex::new).collect();
-        side_by_side(count, |next| {
-            let mut found = Vec::new();
-            while let Some(index) = next() {
-                self.walk(&mut places[index].lock(), &mut found)?;
-                let done = self.done.fetch_add(1, Ordering::Relaxed) + 1;
-                // Eight lines, however large the store.
-                if self.reads_items && (done * 8) % count < 8 {
-                    tracing::info!(done, of = count, "reading items back");
+/// Why an entry is wrong.
+const LEADS_NOWHERE: &str = "an entry leads to no item, or to that of another";
+const OTHER_KEY: &str = "an entry leads to the item of another key";
+
+impl<'a> Walk<'a> {
+    fn new(
+        items: &'a Items,
+        allocator: &'a Arc<Allocator>,
+        hash_seed: u64,
+        entries_max: u64,
+        rebuild: Option<Rebuild>,
+    ) -> Self {
+        Self {
+            items,
+            allocator,
+            hash_seed,
+            rebuild,
+            regions: ((entries_max / REGION_ENTRIES) as usize).clamp(1, REGIONS_MAX),
+            last_sequence: AtomicU64::new(0),
+            used_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Walks everything; `is_first`: tables and allocator know nothing of it yet.
+    fn walk_all(&self, tables: &mut [Table], is_first: bool) -> Result<()> {
+        let found: Mutex<Vec<Regions>> = Mutex::default();
+        {
+            let places: Vec<Mutex<&mut Table>> = tables.iter_mut().map(Mutex::new).collect();
+            side_by_side(places.len(), |next| {
+                let mut regions = Regions::new();
+                regions.resize_with(self.regions, MappedVec::new);
+                while let Some(index) = next() {
+                    self.walk_table(&mut places[index].lock(), is_first, &mut regions)?;
                 }
+                // A fence is the thread's own: it covers what this one flushed.
+                self.items.pool.fence();
+                found.lock().push(regions);
+                Ok(())
+            })?;
+        }
+        let mut by_region: Vec<Vec<MappedVec<LeadingEntry>>> = Vec::new();
+        by_region.resize_with(self.regions, Vec::new);
+        for regions in found.into_inner() {
+            for (region, entries) in by_region.iter_mut().zip(regions) {
+                region.push(entries);
             }
-            // A fence is the thread's own: it covers what this one flushed.
-            self.items.pool.fence();
-            self.add_sorted(found);
-            Ok(())
-        })
+        }
+        self.walk_regions(by_region, tables, is_first)
     }
 
-    fn add_sorted(&self, mut found: Vec<FoundKey>) {
-        found.sort_unstable_by(|a, b| self.order(a, b));
-        self.sorted.lock().push(found);
-    }
-
-    /// By the keys; the items are looked at only where the first bytes do not tell.
-    fn order(&self, a: &FoundKey, b: &FoundKey) -> Order {
-        a.prefix
-            .cmp(&b.prefix)
-            .then_with(|| self.key(a).cmp(self.key(b)))
-    }
-
-    fn key(&self, found: &FoundKey) -> &[u8] {
-        // SAFETY: nobody writes to the pool during a recovery.
-        let item = unsafe { self.items.item(found.position) };
-        item.map_or(&[], |item| item.key)
-    }
-
-    fn walk(&self, table: &mut Table, found: &mut Vec<FoundKey>) -> Result<()> {
-        let mut used_bytes = 0;
+    /// Collects the entries of a table that are in use, and notes them there.
+    fn walk_table(&self, table: &mut Table, is_first: bool, regions: &mut Regions) -> Result<()> {
+        let pool = &*self.items.pool;
+        let region_bytes = pool.size_bytes().div_ceil(self.regions as u64).max(1);
         for group in 0..table.group_count() {
+            if self.rebuild.is_some() {
+                // The process may have died between the store of an entry, or its clearing, and the fence.
+                let (offset, len_bytes) = table.group_extent(group);
+                pool.flush(offset, len_bytes);
+            }
             for entry in table.group_entries(group) {
-                if self.reads_items {
-                    // The process may have died between the store of the entry, or its clearing, and the fence.
-                    self.items.pool.flush(entry, ENTRY_BYTES);
-                }
-                let value = Entry::decode(self.items.pool.load_u128(entry));
+                let value = Entry::decode(pool.load_u128(entry));
                 if value == Entry::decode(Entry::FREE) {
                     continue;
                 }
-                let damaged = |message| self.items.damaged(entry, message);
-                let slot_bytes = self
-                    .allocator
-                    .mark(value.position)
-                    .ok_or_else(|| damaged("an entry leads to no item, or to that of another"))?;
-                used_bytes += slot_bytes;
-                if !table.adopt(entry, value.signature) {
-                    return Err(damaged("an entry is in a wrong place"));
+                if is_first && !table.adopt(entry, value.signature) {
+                    return Err(self.items.damaged(entry, "an entry is in a wrong place"));
                 }
-                if self.reads_items {
-                    found.push(self.read_item(entry, value, slot_bytes)?);
-                }
+                // The last one takes what is nowhere.
+                let region = (value.position / region_bytes).min(self.regions as u64 - 1);
+                regions[region as usize].push(LeadingEntry {
+                    position: value.position,
+                    signature: value.signature,
+                });
             }
         }
-        self.used_bytes.fetch_add(used_bytes, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Checks the item of an entry.
-    fn read_item(&self, entry: u64, value: Entry, slot_bytes: u64) -> Result<FoundKey> {
-        // SAFETY: nobody writes to the pool during a recovery.
-        let item = unsafe { self.items.checked(value.position, slot_bytes) }?;
-        let hash = hash_key(self.hash_seed, item.key).max(1);
-        if item.hash != hash || value.signature != hash {
-            return Err(self
-                .items
-                .damaged(entry, "an entry leads to the item of another key"));
-        }
-        self.last_sequence
-            .fetch_max(item.sequence, Ordering::Relaxed);
-        Ok(FoundKey {
-            prefix: prefix_of(item.key),
-            position: value.position,
+    fn walk_regions(
+        &self,
+        by_region: Vec<Vec<MappedVec<LeadingEntry>>>,
+        tables: &[Table],
+        is_first: bool,
+    ) -> Result<()> {
+        let by_region: Vec<_> = by_region.into_iter().map(Mutex::new).collect();
+        let done = AtomicUsize::new(0);
+        side_by_side(by_region.len(), |next| {
+            let mut found = self.rebuild.as_ref().map(Rebuild::found_keys);
+            while let Some(region) = next() {
+                let mut of_threads = std::mem::take(&mut *by_region[region].lock()).into_iter();
+                let mut entries = of_threads.next().unwrap_or_default();
+                for other in of_threads {
+                    other.iter().for_each(|entry| entries.push(*entry));
+                }
+                entries.sort_unstable_by_key(|entry| entry.position);
+                self.walk_region(&entries, is_first, &mut found)
+                    .map_err(|wrong| self.tell(wrong, tables))?;
+                let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+                // Eight lines, however large the store.
+                if found.is_some() && (done * 8) % by_region.len() < 8 {
+                    tracing::info!(done, of = by_region.len(), "reading items back");
+                }
+            }
+            if let (Some(rebuild), Some(found)) = (&self.rebuild, found) {
+                rebuild.take(found);
+            }
+            Ok(())
         })
     }
 
-    /// The key index of all keys that were found, built by all threads: each merges a range of the keys from what every
-    /// thread has sorted.
-    fn build_keys(&self) -> Result<OrderedIndex> {
-        let sorted = std::mem::take(&mut *self.sorted.lock());
-        let parts = thread_count();
-        let longest = sorted.iter().max_by_key(|keys| keys.len());
-        let longest = longest.map_or(&[][..], Vec::as_slice);
-        let starts: Vec<FoundKey> = (1..parts)
-            .filter_map(|part| longest.get(longest.len() * part / parts).copied())
-            .collect();
-        let place_in = |keys: &[FoundKey], start: Option<&FoundKey>, or: usize| match start {
-            Some(start) => keys.partition_point(|key| self.order(key, start) == Order::Less),
-            None => or,
-        };
-        let built: Mutex<Vec<(usize, SortedPart)>> = Mutex::default();
-        side_by_side(starts.len() + 1, |next| {
-            while let Some(part) = next() {
-                let (from, to) = (part.checked_sub(1).map(|at| &starts[at]), starts.get(part));
-                let slices = sorted
-                    .iter()
-                    .map(|keys| &keys[place_in(keys, from, 0)..place_in(keys, to, keys.len())]);
-                let built_part = self.build_part(slices.collect())?;
-                built.lock().push((part, built_part));
+    /// Marks what entries in the order of the pool lead to as used, and hands the keys of the items on.
+    fn walk_region(
+        &self,
+        entries: &[LeadingEntry],
+        is_first: bool,
+        found: &mut Option<FoundKeys>,
+    ) -> Result<(), WrongEntry> {
+        let (mut used_bytes, mut last_sequence) = (0, 0);
+        for (at, entry) in entries.iter().enumerate() {
+            let wrong = |message| WrongEntry::Leading(*entry, message);
+            let slot_bytes = if is_first {
+                self.allocator.mark(entry.position)
+            } else {
+                self.allocator.place_bytes(entry.position)
+            };
+            let slot_bytes = slot_bytes.ok_or_else(|| wrong(LEADS_NOWHERE))?;
+            used_bytes += slot_bytes;
+            let (Some(rebuild), Some(found)) = (&self.rebuild, found.as_mut()) else {
+                continue;
+            };
+            if let Some(later) = entries.get(at + ITEMS_AHEAD) {
+                let len_bytes = slot_bytes.min(FETCHED_BYTES_MAX);
+                self.items.pool.prefetch_read(later.position, len_bytes);
             }
-            Ok(())
-        })?;
-        let mut built = built.into_inner();
-        built.sort_unstable_by_key(|(part, _)| *part);
-        Ok(OrderedIndex::from_parts(
-            built.into_iter().map(|(_, part)| part).collect(),
-        ))
+            // SAFETY: nobody writes to the pool during a recovery.
+            let item = unsafe { self.items.checked(entry.position, slot_bytes) };
+            let item = item.map_err(WrongEntry::Item)?;
+            let hash = hash_key(self.hash_seed, item.key).max(1);
+            if item.hash != hash || entry.signature != hash {
+                return Err(wrong(OTHER_KEY));
+            }
+            last_sequence = last_sequence.max(item.sequence);
+            rebuild.add(found, item.key, entry.position);
+        }
+        self.used_bytes.fetch_add(used_bytes, Ordering::Relaxed);
+        self.last_sequence
+            .fetch_max(last_sequence, Ordering::Relaxed);
+        Ok(())
     }
 
-    /// Merges sorted keys into leaves of the key index.
-    fn build_part(&self, mut slices: Vec<&[FoundKey]>) -> Result<SortedPart> {
-        let mut builder = SortedPartBuilder::new();
-        let mut last: Option<FoundKey> = None;
-        loop {
-            let firsts = slices.iter().enumerate();
-            let first = firsts
-                .filter_map(|(at, keys)| Some((at, keys.first()?)))
-                .min_by(|(_, a), (_, b)| self.order(a, b));
-            let Some((at, &found)) = first else {
-                return Ok(builder.finish());
-            };
-            slices[at] = &slices[at][1..];
-            if last.is_some_and(|last| self.order(&last, &found) != Order::Less) {
-                let message = "two items have the same key";
-                return Err(self.items.damaged(found.position, message));
+    /// The error with the place of the entry.
+    fn tell(&self, wrong: WrongEntry, tables: &[Table]) -> Error {
+        let (leading, message) = match wrong {
+            WrongEntry::Item(error) => return error,
+            WrongEntry::Leading(entry, message) => (entry, message),
+        };
+        let entries = tables.iter().flat_map(|table| {
+            (0..table.group_count()).flat_map(|group| table.group_entries(group))
+        });
+        let place = entries.into_iter().find(|entry| {
+            let value = Entry::decode(self.items.pool.load_u128(*entry));
+            (value.position, value.signature) == (leading.position, leading.signature)
+        });
+        self.items.damaged(place.unwrap_or(0), message)
+    }
+
+    /// The key index, and the number of the last write.
+    fn finish(self) -> Result<(OrderedIndex, u64)> {
+        let rebuild = self.rebuild.expect("a walk that reads items");
+        let keys = rebuild.build().map_err(|DuplicateKey { position }| {
+            self.items.damaged(position, "two items have the same key")
+        })?;
+        Ok((keys, self.last_sequence.into_inner()))
+    }
+}
+
+enum WrongEntry {
+    Leading(LeadingEntry, &'static str),
+    /// The error of its item.
+    Item(Error),
+}
+
+/// Entries of all tables, free ones included.
+fn capacity(tables: &[Table]) -> u64 {
+    tables.iter().map(Table::capacity).sum()
+}
+
+/// A rebuild that knows a sample of the keys. Nothing is checked yet.
+fn new_rebuild(items: &Items, tables: &[Table], hash_seed: u64) -> Rebuild {
+    // A partition grows when it is two thirds full, and is one third full then.
+    let keys = capacity(tables) / 2;
+    let each = sample_len(keys).div_ceil(tables.len().max(1));
+    let mut sample = Vec::new();
+    for table in tables {
+        let entries = (0..table.group_count()).flat_map(|group| table.group_entries(group));
+        let positions = entries
+            .map(|entry| Entry::decode(items.pool.load_u128(entry)))
+            .filter(|entry| *entry != Entry::decode(Entry::FREE))
+            .map(|entry| entry.position)
+            .take(each);
+        for position in positions {
+            // SAFETY: nobody writes to the pool during a recovery.
+            if let Ok(item) = unsafe { items.item(position) } {
+                sample.push(item.key);
             }
-            last = Some(found);
-            // SAFETY: as in `key`.
-            let item = unsafe { self.items.item(found.position) }?;
-            builder.push(item.key, item.hash);
         }
     }
+    Rebuild::new(hash_seed, &sample, keys)
 }

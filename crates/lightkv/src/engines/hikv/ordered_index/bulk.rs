@@ -20,6 +20,18 @@ pub(crate) struct SortedPart {
     memory: Memory,
 }
 
+impl SortedPart {
+    /// The smallest key; empty without entries.
+    pub(crate) fn first_key(&self) -> &[u8] {
+        &self.first_key
+    }
+
+    /// The largest key; empty without entries.
+    pub(crate) fn last_key(&self) -> &[u8] {
+        &self.last_key
+    }
+}
+
 /// Nodes from left to right, each with a key that is larger than all left of it and not larger than its own.
 #[derive(Debug, Default)]
 struct Level(Contents);
@@ -173,6 +185,7 @@ impl Level {
 
 impl OrderedIndex {
     /// An index of entries in strictly ascending order of their keys. Takes linear time.
+    #[cfg(test)]
     pub(crate) fn from_sorted(entries: impl Iterator<Item = (impl AsRef<[u8]>, u64)>) -> Self {
         let mut builder = SortedPartBuilder::new();
         for (key, position) in entries {
