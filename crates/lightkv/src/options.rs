@@ -120,6 +120,12 @@ pub struct Tuning {
     /// Writers change the ordered index of a hash-indexed engine themselves, instead of by way of queues (the paper's
     /// `HiKV_sync`).
     pub synchronous_index: bool,
+    /// Keys and values go into a log before they go where they belong (the paper's `HiKV_wal`).
+    pub write_ahead_log: bool,
+    /// The ordered index is several trees, each of a range of keys and with one writer at a time (the paper's `HiKV_par`).
+    pub range_partitioned_index: bool,
+    /// Threads that recover a hash-indexed engine; default: as many as there are processors.
+    pub recovery_threads: Option<usize>,
     /// A number of threads behind those queues that does not adapt (the paper's `HiKV-8-8` and `HiKV-12-4`).
     pub index_threads: Option<usize>,
 }

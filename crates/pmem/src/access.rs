@@ -559,6 +559,7 @@ impl Pool {
         if emulation.backing.is_tracked() {
             emulation.backing.fence();
         }
+        spin(u64::from(emulation.fence_latency_ns));
     }
 
     #[cold]

@@ -77,8 +77,10 @@ pub struct EmulatedMedium {
     pub granularity: Granularity,
     /// Added to each [`Pool::touch_read`](crate::Pool::touch_read), in nanoseconds.
     pub read_latency_ns: u32,
-    /// Added to each flushed or streamed cache line, in nanoseconds, as HiKV and NVLSM did it.
+    /// Added to each flushed or streamed cache line, in nanoseconds.
     pub write_latency_ns: u32,
+    /// Added to each fence, in nanoseconds: once each persist, as HiKV did it.
+    pub fence_latency_ns: u32,
     /// Append every store, flush, fence and mark to the trace of the backing.
     pub recording: bool,
     /// Holds what would survive; outlives the pool.
@@ -92,6 +94,7 @@ impl EmulatedMedium {
             granularity: Granularity::CacheLine,
             read_latency_ns: 0,
             write_latency_ns: 0,
+            fence_latency_ns: 0,
             recording: false,
             backing,
         }

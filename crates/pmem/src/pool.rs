@@ -46,6 +46,7 @@ pub(crate) struct Emulation {
     pub(crate) granularity: Granularity,
     pub(crate) read_latency_ns: u32,
     pub(crate) write_latency_ns: u32,
+    pub(crate) fence_latency_ns: u32,
 }
 
 enum Source {
@@ -708,6 +709,7 @@ fn emulation_of(medium: &EmulatedMedium) -> Emulation {
         granularity: medium.granularity,
         read_latency_ns: medium.read_latency_ns,
         write_latency_ns: medium.write_latency_ns,
+        fence_latency_ns: medium.fence_latency_ns,
     }
 }
 

@@ -17,6 +17,15 @@ pub(crate) fn side_by_side(
     count: usize,
     work: impl Fn(&dyn Fn() -> Option<usize>) -> Result<()> + Sync,
 ) -> Result<()> {
+    side_by_side_on(thread_count(), count, work)
+}
+
+/// The same with so many threads.
+pub(crate) fn side_by_side_on(
+    threads: usize,
+    count: usize,
+    work: impl Fn(&dyn Fn() -> Option<usize>) -> Result<()> + Sync,
+) -> Result<()> {
     let taken = AtomicUsize::new(0);
     let next = || {
         // Relaxed: only that no index is given out twice.
@@ -30,7 +39,7 @@ pub(crate) fn side_by_side(
         }
     };
     std::thread::scope(|scope| {
-        for _ in 1..thread_count().min(count) {
+        for _ in 1..threads.min(count) {
             let thread = std::thread::Builder::new().name("lightkv-recover".into());
             // Fewer threads do it too.
             if thread.spawn_scoped(scope, run).is_err() {

@@ -3,6 +3,7 @@
 mod costs;
 mod damage;
 mod reopening;
+mod variants;
 
 use std::path::Path;
 

@@ -40,6 +40,8 @@ pub(crate) const KIND_TABLE: u8 = 2;
 pub(crate) const KIND_REDO: u8 = 3;
 pub(crate) const KIND_CLEAN_MARK: u8 = 4;
 const KIND_LARGE: u8 = 5;
+/// The log of the write-ahead variant.
+pub(crate) const KIND_LOG: u8 = 6;
 /// And the class is added.
 const KIND_SLABS: u8 = 16;
 

@@ -172,6 +172,10 @@ impl Store {
             Err(hash) => return Ok(Attempt::Full(hash)),
         };
         let announcement = self.announce()?;
+        if let Some(log) = &self.log {
+            // What is done without it must not be done over: see `write_ahead_log`.
+            log.empty();
+        }
         let count = operations.len() as u64;
         // SeqCst: see `in_flight`. One step: a moment covers all of the batch or nothing.
         let first = self.last_sequence.fetch_add(count, Ordering::SeqCst) + 1;

@@ -36,6 +36,10 @@ impl Store {
             self.allocator.free_run(run);
             return Err(Error::Closed);
         };
+        if let Some(log) = &self.log {
+            // Its records name entries of the table that goes, and perhaps the place of the new one.
+            log.empty();
+        }
         let mut growing = GrowingTable::new(self.pool(), run, lines_log2);
         for group in 0..table.group_count() {
             for entry in table.group_entries(group) {

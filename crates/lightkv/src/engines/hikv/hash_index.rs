@@ -189,6 +189,7 @@ impl Table {
         let home = hash & self.line_mask;
         for line in self.lines_from(home) {
             let start = self.line_offset(line);
+            pool.touch_read(start, LINE_BYTES);
             for index in 0..LINE_ENTRIES {
                 let entry = start + index * ENTRY_BYTES;
                 if pool.load_u64(entry) != hash {

@@ -54,6 +54,7 @@ impl Items {
     unsafe fn bytes(&self, offset: u64) -> Option<&[u8]> {
         // SAFETY: the caller's contract; ranges outside of the pool are refused.
         unsafe {
+            self.pool.touch_read(offset, HEADER_LEN as u64);
             let header = self.pool.checked_slice(offset, HEADER_LEN)?;
             let extent = ItemExtent::of(header.first_chunk()?);
             self.pool.checked_slice(offset, extent.len())

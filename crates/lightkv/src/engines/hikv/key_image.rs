@@ -22,7 +22,7 @@ use super::entry_file_layout::{Header, Kind};
 use super::items::Items;
 use super::ordered_index::{EntryBatch, OrderedIndex, SortedPart, SortedPartBuilder};
 use super::store::Store;
-use crate::engines::threads::{side_by_side, thread_count};
+use crate::engines::threads::side_by_side_on;
 use crate::error::io;
 use crate::{Error, Result};
 
@@ -131,13 +131,14 @@ pub(crate) fn read(
     image: EntryFileReader,
     entries: u64,
     hash_seed: u64,
+    threads: usize,
 ) -> Option<(OrderedIndex, u64)> {
     let header = image.header;
     if header.count != entries {
         tracing::warn!("the key image has another number of keys than the pool and is not used");
         return None;
     }
-    match read_parts(image, hash_seed) {
+    match read_parts(image, hash_seed, threads) {
         Ok(keys) => Some((keys, header.last_sequence)),
         Err(error) => {
             tracing::warn!(%error, "the key image is not used");
@@ -146,22 +147,22 @@ pub(crate) fn read(
     }
 }
 
-/// The key index from an image, read by all threads, a share each at a time.
-fn read_parts(image: EntryFileReader, hash_seed: u64) -> Result<OrderedIndex> {
+/// The key index from an image, read by several threads, a share each at a time.
+fn read_parts(image: EntryFileReader, hash_seed: u64, threads: usize) -> Result<OrderedIndex> {
     let (expected, path) = (image.header.count, image.path().to_path_buf());
     let damaged = |message: &str| Error::Corruption {
         file: path.clone(),
         offset: 0,
         message: message.into(),
     };
-    let shares = image.split(thread_count() * SHARES_PER_THREAD)?;
+    let shares = image.split(threads * SHARES_PER_THREAD)?;
     let shares: Vec<_> = shares
         .into_iter()
         .map(|share| Mutex::new(Some(share)))
         .collect();
     let parts: Mutex<Vec<(usize, SortedPart)>> = Mutex::default();
     let count = AtomicU64::new(0);
-    side_by_side(shares.len(), |next| {
+    side_by_side_on(threads, shares.len(), |next| {
         while let Some(number) = next() {
             let share = shares[number].lock().take();
             let mut share = share.expect("each is taken once");

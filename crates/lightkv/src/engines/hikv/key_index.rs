@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::ordered_index::{EntryBatch, OrderedIndex};
+use super::ordered_index::{EntryBatch, OrderedIndex, RangePartitionedIndex};
 use super::sampler::{Operation, Sampler, Timer};
 use super::threads::{BackEnd, BackEndOptions};
 use super::update_queue::{Stopped, Update, UpdateQueues};
@@ -31,12 +31,22 @@ pub(crate) struct FollowOptions {
     pub(crate) is_synchronous: bool,
     /// A number of back-end threads that does not adapt.
     pub(crate) threads: Option<usize>,
+    /// Several trees instead of one: the paper's `HiKV_par`.
+    pub(crate) is_range_partitioned: bool,
+}
+
+/// The keys in order.
+#[expect(clippy::large_enum_variant, reason = "a store has one")]
+#[derive(Debug)]
+enum Trees {
+    One(OrderedIndex),
+    Ranges(RangePartitionedIndex),
 }
 
 /// All keys of the store.
 #[derive(Debug)]
 pub(crate) struct KeyIndex {
-    index: Arc<OrderedIndex>,
+    trees: Arc<Trees>,
     sampler: Arc<Sampler>,
     /// `None` where writers change the tree themselves.
     queues: Option<Arc<UpdateQueues>>,
@@ -56,10 +66,14 @@ impl KeyIndex {
     /// # Errors
     /// The system has no more threads.
     pub(crate) fn start(index: OrderedIndex, options: FollowOptions) -> std::io::Result<Self> {
-        let index = Arc::new(index);
+        let trees = Arc::new(if options.is_range_partitioned {
+            Trees::Ranges(RangePartitionedIndex::new(index))
+        } else {
+            Trees::One(index)
+        });
         let sampler = Arc::new(Sampler::default());
         let mut keys = Self {
-            index: index.clone(),
+            trees: trees.clone(),
             sampler: sampler.clone(),
             queues: None,
             threads: Mutex::new(None),
@@ -69,7 +83,7 @@ impl KeyIndex {
         }
         let threads_total = std::thread::available_parallelism().map_or(2, usize::from);
         let count = threads_total.min(QUEUES_MAX);
-        let queues = UpdateQueues::new(count, QUEUE_CAPACITY, move |update| apply(&index, update));
+        let queues = UpdateQueues::new(count, QUEUE_CAPACITY, move |update| trees.apply(update));
         let queues = Arc::new(queues);
         let options = BackEndOptions {
             threads_total,
@@ -112,7 +126,7 @@ impl KeyIndex {
         match &self.queues {
             Some(queues) => queues.push(hash, update).map_err(lost),
             None => {
-                apply(&self.index, update);
+                self.trees.apply(update);
                 Ok(())
             }
         }
@@ -149,21 +163,33 @@ impl KeyIndex {
 
     /// Whether the key is there.
     pub(crate) fn contains(&self, key: &[u8]) -> bool {
-        self.index.get(key).is_some()
+        match &*self.trees {
+            Trees::One(index) => index.get(key).is_some(),
+            Trees::Ranges(index) => index.get(key).is_some(),
+        }
     }
 
     /// Copies consecutive keys and hashes from `bound` on; in reverse, from the largest one within `bound` down.
     pub(crate) fn batch_from(&self, bound: Bound<&[u8]>, reverse: bool, into: &mut EntryBatch) {
-        self.index.batch_from(bound, reverse, into);
+        match &*self.trees {
+            Trees::One(index) => index.batch_from(bound, reverse, into),
+            Trees::Ranges(index) => index.batch_from(bound, reverse, into),
+        }
     }
 
     /// The batch behind the one in `into`; empty at the end.
     pub(crate) fn next_batch(&self, into: &mut EntryBatch) {
-        self.index.next_batch(into);
+        match &*self.trees {
+            Trees::One(index) => index.next_batch(into),
+            Trees::Ranges(index) => index.next_batch(into),
+        }
     }
 
     pub(crate) fn len(&self) -> u64 {
-        self.index.len()
+        match &*self.trees {
+            Trees::One(index) => index.len(),
+            Trees::Ranges(index) => index.len(),
+        }
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {
@@ -171,13 +197,28 @@ impl KeyIndex {
             .queues
             .as_ref()
             .map_or(0, |queues| queues.memory_bytes());
-        self.index.memory_bytes() + queues
+        queues
+            + match &*self.trees {
+                Trees::One(index) => index.memory_bytes(),
+                Trees::Ranges(index) => index.memory_bytes(),
+            }
     }
 }
 
-fn apply(index: &OrderedIndex, update: Update) {
-    match update {
-        Update::Put { key, position, .. } => index.insert(&key, position),
-        Update::Remove { key, .. } => index.remove(&key),
-    };
+impl Trees {
+    #[inline]
+    fn apply(&self, update: Update) {
+        match (self, update) {
+            (Self::One(index), Update::Put { key, position, .. }) => {
+                index.insert(&key, position);
+            }
+            (Self::One(index), Update::Remove { key, .. }) => {
+                index.remove(&key);
+            }
+            (Self::Ranges(index), Update::Put { key, position, .. }) => {
+                index.insert(&key, position);
+            }
+            (Self::Ranges(index), Update::Remove { key, .. }) => index.remove(&key),
+        }
+    }
 }

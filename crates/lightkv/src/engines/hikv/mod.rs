@@ -21,6 +21,7 @@
 //! | `redo`, `redo_layout` | batches that are whole after a crash |
 //! | `key_index`, `ordered_index` | the keys in order, in memory |
 //! | `update_queue`, `threads`, `sampler`, `wake`, `stripe`, `sync` | how they follow the writers |
+//! | `write_ahead_log`, `log_layout`, `ordered_index/range_partitioned` | the paper's variants, for comparison |
 //! | `versions` | what snapshots and scans may still read |
 //! | `open`, `recovery`, `rebuild`, `key_image`, `checkpoint`, `entry_file` | how what survives comes back |
 //!
@@ -58,6 +59,7 @@ mod item_layout;
 mod items;
 mod key_image;
 mod key_index;
+mod log_layout;
 mod open;
 mod ordered_index;
 mod read;
@@ -79,6 +81,7 @@ mod verify;
 mod versions;
 mod wake;
 mod write;
+mod write_ahead_log;
 
 use sampler::Operation;
 use scan::StoreScan;
@@ -130,6 +133,9 @@ impl HiKv {
         // Growths and batches have announced themselves, too.
         store.in_flight.wait(u64::MAX - 1);
         let mut outcome = store.keys.stop();
+        if let Some(log) = &store.log {
+            log.empty();
+        }
         self.wait_for_readers();
         if is_clean && outcome.is_ok() {
             if let Err(error) = store.write_key_image() {

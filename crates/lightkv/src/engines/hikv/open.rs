@@ -12,7 +12,7 @@ use crossbeam_utils::CachePadded;
 use lightkv_pmem::{Arena, Pool, PoolOptions, Run, SourceRequest};
 use parking_lot::Mutex;
 
-use super::allocator::{Allocator, KIND_ROOT, KIND_TABLE, UNIT_BYTES};
+use super::allocator::{Allocator, KIND_LOG, KIND_ROOT, KIND_TABLE, UNIT_BYTES};
 use super::checkpoint::CHECKPOINT_NAME;
 use super::growth::table_units;
 use super::hash_index::{GrowingTable, HashIndex, Table};
@@ -24,12 +24,14 @@ use super::redo::RedoSpace;
 use super::root_layout::{HEADER_LEN, PARTITIONS_LOG2_MAX, RootHeader, root_len};
 use super::store::Store;
 use super::versions::Versions;
+use super::write_ahead_log::WriteAheadLog;
 use crate::engines::counters::EngineCounters;
 use crate::engines::health::Health;
 use crate::engines::in_flight::{InFlight, SequenceCounter};
 use crate::engines::manifest::{Manifest, ManifestEdit, ManifestState};
 use crate::engines::snapshots::Snapshots;
 use crate::engines::store_directory::{self, FIRST_FILE_NUMBER};
+use crate::engines::threads::thread_count;
 use crate::error::io;
 use crate::options::PoolMedium;
 use crate::{Error, Options, Result};
@@ -93,7 +95,14 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
     let recovered = if is_new {
         create_root(&pool, state.store_identity, shape, &allocator)?
     } else {
-        recovery::recover(&vfs, directory, &state, &items, &allocator)?
+        {
+            let threads = options.tuning.recovery_threads.unwrap_or_else(thread_count);
+            recovery::recover(&vfs, directory, &state, &items, &allocator, threads)?
+        }
+    };
+    let log = match options.tuning.write_ahead_log {
+        true => Some(create_log(&items, &allocator)?),
+        false => None,
     };
     let parts = Parts {
         directory: directory.to_path_buf(),
@@ -101,6 +110,7 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
         manifest,
         items,
         allocator,
+        log,
     };
     let store = new_store(parts, recovered, &state, options);
     let store = Arc::new(store.map_err(|error| io(directory, "start a thread for", error))?);
@@ -216,6 +226,17 @@ struct Parts {
     manifest: Manifest,
     items: Items,
     allocator: Arc<Allocator>,
+    log: Option<WriteAheadLog>,
+}
+
+fn create_log(items: &Items, allocator: &Allocator) -> Result<WriteAheadLog> {
+    WriteAheadLog::create(items, |units| {
+        let run = allocator.allocate_run(units, KIND_LOG)?;
+        run.ok_or(Error::InvalidOption {
+            option: "pool_bytes",
+            message: "too small for a write-ahead log".into(),
+        })
+    })
 }
 
 fn new_store(
@@ -228,6 +249,7 @@ fn new_store(
     let follow = FollowOptions {
         is_synchronous: options.tuning.inline_background || options.tuning.synchronous_index,
         threads: options.tuning.index_threads,
+        is_range_partitioned: options.tuning.range_partitioned_index,
     };
     Ok(Store {
         directory: parts.directory,
@@ -243,6 +265,7 @@ fn new_store(
         growing: Mutex::new(()),
         keys: KeyIndex::start(recovered.keys, follow)?,
         redo: RedoSpace::default(),
+        log: parts.log,
         last_sequence: CachePadded::new(SequenceCounter::new(recovered.last_sequence)),
         recovered_through: recovered.last_sequence,
         in_flight: InFlight::new(),

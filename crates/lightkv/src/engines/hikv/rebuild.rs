@@ -17,7 +17,7 @@ use lightkv_table::hash_key;
 use parking_lot::Mutex;
 
 use super::ordered_index::{OrderedIndex, SortedPart, SortedPartBuilder};
-use crate::engines::threads::side_by_side;
+use crate::engines::threads::side_by_side_on;
 
 /// Keys of one range, about.
 const RANGE_KEYS: u64 = 16 << 10;
@@ -223,8 +223,8 @@ impl Rebuild {
         self.found.lock().push(found);
     }
 
-    /// The index of all keys, built by all threads.
-    pub(crate) fn build(self) -> Result<OrderedIndex, DuplicateKey> {
+    /// The index of all keys, built by so many threads.
+    pub(crate) fn build(self, threads: usize) -> Result<OrderedIndex, DuplicateKey> {
         let ranges = self.ranges();
         let mut by_range: Vec<Mutex<Vec<Range>>> = Vec::new();
         by_range.resize_with(ranges, Mutex::default);
@@ -238,7 +238,7 @@ impl Rebuild {
             range if range == 0 || range == ranges - 1 => &[],
             _ => &self.common[..],
         };
-        let built = side_by_side(ranges, |next| {
+        let built = side_by_side_on(threads, ranges, |next| {
             while let Some(range) = next() {
                 let mut of_threads = std::mem::take(&mut *by_range[range].lock()).into_iter();
                 let mut keys = of_threads.next().unwrap_or_default();
@@ -286,7 +286,7 @@ mod tests {
             rebuild.add(&mut threads[number % 3], key, number as u64 * 16);
         }
         threads.into_iter().for_each(|found| rebuild.take(found));
-        rebuild.build()
+        rebuild.build(3)
     }
 
     fn contents(index: &OrderedIndex) -> Vec<(Vec<u8>, u64)> {

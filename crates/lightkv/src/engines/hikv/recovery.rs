@@ -16,7 +16,7 @@ use lightkv_table::hash_key;
 use lightkv_vfs::Vfs;
 use parking_lot::Mutex;
 
-use super::allocator::{Allocator, KIND_CLEAN_MARK, KIND_REDO, KIND_ROOT, KIND_TABLE};
+use super::allocator::{Allocator, KIND_CLEAN_MARK, KIND_LOG, KIND_REDO, KIND_ROOT, KIND_TABLE};
 use super::growth::table_units;
 use super::hash_index::Table;
 use super::items::Items;
@@ -27,8 +27,9 @@ use super::redo;
 use super::root_layout::{
     ENTRY_BYTES, Entry, HEADER_LEN, RootError, RootHeader, TablePlace, VERSION, root_len,
 };
+use super::write_ahead_log;
 use crate::engines::manifest::ManifestState;
-use crate::engines::threads::side_by_side;
+use crate::engines::threads::side_by_side_on;
 use crate::{Error, Result};
 
 /// Items on their way to the cache while one is checked.
@@ -56,17 +57,18 @@ pub(crate) fn recover(
     state: &ManifestState,
     items: &Items,
     allocator: &Arc<Allocator>,
+    threads: usize,
 ) -> Result<Recovered> {
     let pool = &*items.pool;
     let runs = pool.runs(Arena::Segments);
     let (root, mut tables) = read_root(items, &runs)?;
-    apply_redo_records(items, &runs, &tables)?;
+    apply_records(items, &runs, &tables)?;
     let marks: Vec<Run> = of_kind(&runs, KIND_CLEAN_MARK).copied().collect();
     let image = key_image::take(vfs.as_ref(), directory, items, &marks)?;
     release_unused_runs(pool, &runs, &tables, allocator)?;
     let hash_seed = state.hash_seed;
-    let entries_max = capacity(&tables);
-    let new_walk = |rebuild| Walk::new(items, allocator, hash_seed, entries_max, rebuild);
+    let shares = (threads, capacity(&tables));
+    let new_walk = |rebuild| Walk::new(items, allocator, hash_seed, shares, rebuild);
     let rebuild = image
         .is_none()
         .then(|| new_rebuild(items, &tables, hash_seed));
@@ -74,7 +76,7 @@ pub(crate) fn recover(
     walk.walk_all(&mut tables, true)?;
     let entries: u64 = tables.iter().map(Table::used_entries).sum();
     let used_bytes = walk.used_bytes.load(Ordering::Relaxed);
-    let read = image.and_then(|image| key_image::read(image, entries, hash_seed));
+    let read = image.and_then(|image| key_image::read(image, entries, hash_seed, threads));
     let (keys, last_sequence) = match read {
         Some(read) => read,
         None => {
@@ -143,8 +145,8 @@ fn read_root(items: &Items, runs: &[Run]) -> Result<(u64, Vec<Table>)> {
     Ok((root.offset, tables))
 }
 
-/// Ends what batches had begun.
-fn apply_redo_records(items: &Items, runs: &[Run], tables: &[Table]) -> Result<()> {
+/// Ends what batches, and writes with a log ahead of them, had begun.
+fn apply_records(items: &Items, runs: &[Run], tables: &[Table]) -> Result<()> {
     let mut places: Vec<TablePlace> = tables.iter().map(Table::place).collect();
     places.sort_unstable_by_key(|place| place.offset);
     let is_entry = |offset: u64| {
@@ -156,6 +158,11 @@ fn apply_redo_records(items: &Items, runs: &[Run], tables: &[Table]) -> Result<(
     for run in of_kind(runs, KIND_REDO) {
         if !redo::apply_left(&items.pool, items.identity, *run, is_entry) {
             return Err(items.damaged(run.offset, "a redo record names what is no entry"));
+        }
+    }
+    for run in of_kind(runs, KIND_LOG) {
+        if !write_ahead_log::apply_left(items, *run, is_entry) {
+            return Err(items.damaged(run.offset, "a log record names what is no entry"));
         }
     }
     Ok(())
@@ -204,6 +211,7 @@ struct Walk<'a> {
     hash_seed: u64,
     /// Where the keys go; `None` where they come from an image and the items are not read.
     rebuild: Option<Rebuild>,
+    threads: usize,
     regions: usize,
     last_sequence: AtomicU64,
     used_bytes: AtomicU64,
@@ -218,7 +226,7 @@ impl<'a> Walk<'a> {
         items: &'a Items,
         allocator: &'a Arc<Allocator>,
         hash_seed: u64,
-        entries_max: u64,
+        (threads, entries_max): (usize, u64),
         rebuild: Option<Rebuild>,
     ) -> Self {
         Self {
@@ -226,6 +234,7 @@ impl<'a> Walk<'a> {
             allocator,
             hash_seed,
             rebuild,
+            threads,
             regions: ((entries_max / REGION_ENTRIES) as usize).clamp(1, REGIONS_MAX),
             last_sequence: AtomicU64::new(0),
             used_bytes: AtomicU64::new(0),
@@ -237,7 +246,7 @@ impl<'a> Walk<'a> {
         let found: Mutex<Vec<Regions>> = Mutex::default();
         {
             let places: Vec<Mutex<&mut Table>> = tables.iter_mut().map(Mutex::new).collect();
-            side_by_side(places.len(), |next| {
+            side_by_side_on(self.threads, places.len(), |next| {
                 let mut regions = Regions::new();
                 regions.resize_with(self.regions, MappedVec::new);
                 while let Some(index) = next() {
@@ -296,7 +305,7 @@ impl<'a> Walk<'a> {
     ) -> Result<()> {
         let by_region: Vec<_> = by_region.into_iter().map(Mutex::new).collect();
         let done = AtomicUsize::new(0);
-        side_by_side(by_region.len(), |next| {
+        side_by_side_on(self.threads, by_region.len(), |next| {
             let mut found = self.rebuild.as_ref().map(Rebuild::found_keys);
             while let Some(region) = next() {
                 let mut of_threads = std::mem::take(&mut *by_region[region].lock()).into_iter();
@@ -379,9 +388,11 @@ impl<'a> Walk<'a> {
     /// The key index, and the number of the last write.
     fn finish(self) -> Result<(OrderedIndex, u64)> {
         let rebuild = self.rebuild.expect("a walk that reads items");
-        let keys = rebuild.build().map_err(|DuplicateKey { position }| {
-            self.items.damaged(position, "two items have the same key")
-        })?;
+        let keys = rebuild
+            .build(self.threads)
+            .map_err(|DuplicateKey { position }| {
+                self.items.damaged(position, "two items have the same key")
+            })?;
         Ok((keys, self.last_sequence.into_inner()))
     }
 }

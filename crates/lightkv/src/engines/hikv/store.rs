@@ -17,6 +17,7 @@ use super::items::Items;
 use super::key_index::KeyIndex;
 use super::redo::RedoSpace;
 use super::versions::Versions;
+use super::write_ahead_log::WriteAheadLog;
 use crate::engines::counters::EngineCounters;
 use crate::engines::health::Health;
 use crate::engines::in_flight::{Announcement, InFlight, SequenceCounter};
@@ -46,6 +47,8 @@ pub(crate) struct Store {
     /// The keys in order.
     pub(crate) keys: KeyIndex,
     pub(crate) redo: RedoSpace,
+    /// Only in the variant for comparison.
+    pub(crate) log: Option<WriteAheadLog>,
     /// Number of the last write. Drawn under group locks, so that a key's numbers ascend.
     pub(crate) last_sequence: CachePadded<SequenceCounter>,
     /// The number that the open began with.

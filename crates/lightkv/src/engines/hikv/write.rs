@@ -17,11 +17,14 @@ use crossbeam_epoch::Guard;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::allocator::Fresh;
+use super::allocator::KIND_LOG;
 use super::hash_index::{Group, Slot, Table};
 use super::item_layout::item_len;
+use super::log_layout::{self, Record};
 use super::root_layout::{ENTRY_BYTES, Entry};
 use super::store::Store;
 use super::versions::Version;
+use super::write_ahead_log::Reservation;
 use crate::{Error, Result, WriteOptions};
 
 /// When a write gives up waiting.
@@ -80,6 +83,7 @@ impl Store {
         self.health.check()?;
         self.check_sync(options)?;
         check_value(value.map_or(0, <[u8]>::len))?;
+        self.fit_log(key, value)?;
         let deadline = options.deadline.map(|wait_max| Instant::now() + wait_max);
         match value {
             Some(value) => self.put(key, value, deadline),
@@ -177,9 +181,19 @@ impl Store {
                 free.expect("the group has room")
             }
         };
+        let log = self.reserve_log(key, Some(value));
         let announcement = self.announce()?;
         // SeqCst: see `in_flight`.
         let sequence = self.last_sequence.fetch_add(1, Ordering::SeqCst) + 1;
+        if let Some(log) = &log {
+            log.write(&Record {
+                sequence,
+                entry: slot.entry,
+                hash,
+                key,
+                item: Some((place, value)),
+            });
+        }
         self.items.store(place, sequence, hash, key, value);
         self.pool().fence();
         let old = found.map(|(_, position)| position);
@@ -190,6 +204,7 @@ impl Store {
         }
         self.set_entry(slot, hash, place);
         self.pool().fence();
+        drop(log);
         if old.is_none() {
             self.note(self.keys.insert(key, hash, sequence));
         }
@@ -199,6 +214,25 @@ impl Store {
             self.allocator.retire(old, guard);
         }
         Ok(Attempt::Done)
+    }
+
+    /// Makes room for a record in the log of the variant that has one. No lock is held.
+    fn fit_log(&self, key: &[u8], value: Option<&[u8]>) -> Result<()> {
+        let Some(log) = &self.log else {
+            return Ok(());
+        };
+        let len_bytes = log_layout::record_len(key.len(), value.map_or(0, <[u8]>::len));
+        log.fit(len_bytes, &self.allocator, |units| {
+            self.with_space(|| self.allocator.allocate_run(units, KIND_LOG))
+        })
+    }
+
+    /// A part of that log. The key's group is locked.
+    #[inline]
+    fn reserve_log(&self, key: &[u8], value: Option<&[u8]>) -> Option<Reservation<'_>> {
+        let len_bytes =
+            |value: Option<&[u8]>| log_layout::record_len(key.len(), value.map_or(0, <[u8]>::len));
+        self.log.as_ref().map(|log| log.reserve(len_bytes(value)))
     }
 
     /// Leads an entry to another item. Durable after the next fence.
@@ -262,15 +296,26 @@ impl Store {
                 continue;
             }
             let found = self.find(table, hash, key)?;
+            let log = self.reserve_log(key, None);
             let announcement = self.announce()?;
             // Also for a key that is not there: each delete is counted by its number.
             let sequence = self.last_sequence.fetch_add(1, Ordering::SeqCst) + 1;
             let Some((slot, old)) = found else {
                 return Ok(());
             };
+            if let Some(log) = &log {
+                log.write(&Record {
+                    sequence,
+                    entry: slot.entry,
+                    hash,
+                    key,
+                    item: None,
+                });
+            }
             let is_kept = self.keep_version(key, old, sequence);
             self.clear_entry(slot);
             self.pool().fence();
+            drop(log);
             table.lower(slot);
             group.used -= 1;
             self.note(self.keys.remove(key, hash, sequence));

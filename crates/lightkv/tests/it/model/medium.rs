@@ -61,7 +61,7 @@ fn tuning(
 }
 
 /// All option sets: sizes so small that a few hundred operations meet every mechanism.
-pub(super) static OPTION_SETS: [OptionSet; 12] = [
+pub(super) static OPTION_SETS: [OptionSet; 14] = [
     OptionSet {
         name: "journal-tiny",
         engine: EngineKind::LightKv,
@@ -193,6 +193,36 @@ pub(super) static OPTION_SETS: [OptionSet; 12] = [
         splits: true,
         share: 1,
         tuning: || hash_tables(2, 8),
+    },
+    OptionSet {
+        name: "hikv-log-synchronous",
+        engine: EngineKind::HiKv,
+        files: FileMedium::Memory,
+        fresh: FreshMedium::EmulatedPool,
+        compression: Compression::None,
+        compaction_size: 4,
+        splits: true,
+        share: 3,
+        tuning: || Tuning {
+            write_ahead_log: true,
+            synchronous_index: true,
+            ..hash_tables(4, 8)
+        },
+    },
+    OptionSet {
+        name: "hikv-range-partitioned",
+        engine: EngineKind::HiKv,
+        files: FileMedium::Memory,
+        fresh: FreshMedium::EmulatedPool,
+        compression: Compression::None,
+        compaction_size: 4,
+        splits: true,
+        share: 3,
+        tuning: || Tuning {
+            range_partitioned_index: true,
+            index_threads: Some(2),
+            ..hash_tables(2, 8)
+        },
     },
 ];
 

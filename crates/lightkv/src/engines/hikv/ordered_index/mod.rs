@@ -33,6 +33,7 @@ mod contents;
 mod key;
 mod memory;
 mod node;
+mod range_partitioned;
 mod structure;
 mod sync;
 mod version_lock;
@@ -49,6 +50,7 @@ use self::version_lock::{Restart, Version};
 
 pub(crate) use self::batch::EntryBatch;
 pub(crate) use self::bulk::{SortedPart, SortedPartBuilder};
+pub(crate) use self::range_partitioned::RangePartitionedIndex;
 
 /// A map from keys to positions, ordered by key. See the head of this file.
 #[derive(Debug)]
