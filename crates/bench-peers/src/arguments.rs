@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::hikv::HiKvPaper;
 use crate::paper::{Experiment, PaperSizes};
 use crate::plan::{Profile, Sizes};
 use crate::stores::{self, StoreKind};
@@ -30,6 +31,8 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// An experiment of the LightKV paper, scaled to this machine, beside the paper's values.
     Paper(Paper),
+    /// An experiment of the HiKV paper, with the engine hikv and its variants on emulated persistent memory.
+    PaperHikv(HiKvPaper),
     /// The process that measures one store; started by the comparison itself.
     #[command(hide = true)]
     Child,

@@ -1,5 +1,5 @@
 //! `lightkv-bench-peers`: LightKV beside other embedded stores, the same workloads, keys and checks for all; and the
-//! experiments of its paper.
+//! experiments of its paper, and of HiKV's (`hikv`).
 //!
 //! ```text
 //!   main ──> plan or paper (lists of steps) ──> orchestrate ──> a process for each list, store and round: child
@@ -14,6 +14,7 @@
 mod arguments;
 mod child;
 mod failure;
+mod hikv;
 mod machine;
 mod measure;
 mod orchestrate;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         // It has said why.
         Some(Command::Child) => return ExitCode::FAILURE,
         Some(Command::Paper(paper)) => repeat(paper),
+        Some(Command::PaperHikv(paper)) => hikv::repeat(paper),
         None => compare(&arguments.comparison),
     };
     match result {
