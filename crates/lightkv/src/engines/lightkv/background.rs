@@ -219,6 +219,8 @@ impl Background {
                 }
             }
         }
+        // Which files are removed now, and not by a later call, must not depend on what other threads of the process do.
+        super::flush::settle_garbage();
         store.tables.remove_discarded();
         has_worked
     }
@@ -402,7 +404,10 @@ impl Background {
             }
             Job::Install(installation) => store.install_compaction(installation),
             Job::Consider(partition) => {
-                store.consider_compaction(partition);
+                // The halves of one that was split since have their own turn, whether it is still reachable or not.
+                if !partition.lock().dead {
+                    store.consider_compaction(partition);
+                }
                 Ok(())
             }
             Job::Sweep => {

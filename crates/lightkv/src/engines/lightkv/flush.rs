@@ -12,7 +12,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use crossbeam_epoch::Guard;
@@ -546,5 +546,22 @@ pub(crate) fn partition_edit(
 pub(crate) fn collect_garbage() {
     for _ in 0..4 {
         crossbeam_epoch::pin().flush();
+    }
+}
+
+/// Drops what this thread let go of, and returns when that has happened: other threads may be at it, or hold it up by
+/// what they read. Gives up after a while, because the caller may be one of them. For stores without threads.
+pub(crate) fn settle_garbage() {
+    const ATTEMPTS: usize = 1000;
+    let is_settled = Arc::new(AtomicBool::new(false));
+    let mark = Arc::clone(&is_settled);
+    // Garbage is dropped in the order in which it was deferred, by whom it may be.
+    crossbeam_epoch::pin().defer(move || mark.store(true, Ordering::Release));
+    for _ in 0..ATTEMPTS {
+        crossbeam_epoch::pin().flush();
+        if is_settled.load(Ordering::Acquire) {
+            return;
+        }
+        std::thread::yield_now();
     }
 }
