@@ -39,6 +39,7 @@
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use lightkv_vfs::{Mapping, OpenMode, Vfs, VfsFile};
@@ -116,6 +117,8 @@ pub(crate) struct FilePool {
     work: Condvar,
     /// The thread has finished a preparation, with or without success.
     finished: Condvar,
+    /// None is prepared, and one is being prepared. For a look without the lock.
+    is_short: AtomicBool,
     poison: OnceLock<Poison>,
 }
 
@@ -176,6 +179,7 @@ impl FilePool {
             }),
             work: Condvar::new(),
             finished: Condvar::new(),
+            is_short: AtomicBool::new(false),
             poison: OnceLock::new(),
         }
     }
@@ -271,6 +275,18 @@ impl FilePool {
         self.work.notify_one();
     }
 
+    /// Whether the next file is still being prepared, and there is no other.
+    #[inline]
+    pub(crate) fn is_short(&self) -> bool {
+        // Relaxed, here and below: who looks only slows down.
+        self.is_short.load(Ordering::Relaxed)
+    }
+
+    fn note_supply(&self, state: &PoolState) {
+        let is_short = state.is_preparing && state.prepared.is_empty();
+        self.is_short.store(is_short, Ordering::Relaxed);
+    }
+
     /// The next ordinary file, and whether it came late. Waits only if none is ready.
     pub(crate) fn take_prepared(&self) -> Result<(PreparedFile, bool)> {
         let mut state = self.state.lock();
@@ -279,6 +295,7 @@ impl FilePool {
             if let Some(prepared) = state.prepared.pop_front() {
                 if prepared.generation > state.newest_used {
                     state.newest_used = prepared.generation;
+                    self.note_supply(&state);
                     return Ok((prepared, is_late));
                 }
                 state.spares.push(prepared.into_spare());
@@ -324,6 +341,7 @@ impl FilePool {
             None => state.new_path(&self.settings.directory),
         };
         state.is_preparing = true;
+        self.note_supply(state);
         // What is left to delete is of another length, but its space would do.
         let surplus = match spare {
             Some(_) => Vec::new(),
@@ -338,8 +356,9 @@ impl FilePool {
         });
         state.is_preparing = false;
         self.finished.notify_all();
-        state.prepared.push_back(outcome?);
-        Ok(())
+        let outcome = outcome.map(|prepared| state.prepared.push_back(prepared));
+        self.note_supply(state);
+        outcome
     }
 
     /// Makes a new file. Nothing is left of it if that fails.

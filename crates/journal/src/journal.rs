@@ -139,6 +139,11 @@ const SYNCS_OFTEN: u64 = 256;
 const FAST_QUARTER: Duration = Duration::from_millis(250);
 /// So many files are prepared for such a one.
 const PREPARED_FILES_MAX: usize = 2;
+/// While the next file is still being prepared, an appender rests so long each time it has appended [`PACED_BYTES`]: many short
+/// waits instead of a long one at the end of the file. Three quarters of one of 16 MiB then take 50 ms at least, which
+/// is what a file takes on a busy device.
+const PACE: Duration = Duration::from_micros(500);
+const PACED_BYTES: u64 = 128 << 10;
 
 #[derive(Debug)]
 struct Appender {
@@ -421,10 +426,15 @@ impl Journal {
             }
             _ => {}
         }
+        let is_short = active.attention == Attention::None && self.pool.is_short();
+        if is_short {
+            std::thread::sleep(PACE);
+        }
         let writeback_at = active.written_back_offset + WRITEBACK_BYTES;
         active.attend_at_offset = match active.attention {
             Attention::Populate => writeback_at.min(populate_at),
             Attention::Prepare => writeback_at.min(active.capacity_bytes / 4),
+            Attention::None if is_short => writeback_at.min(end_offset + PACED_BYTES),
             Attention::None => writeback_at,
         };
     }

@@ -129,7 +129,7 @@ impl std::fmt::Debug for Pool {
 
 /// Steps in which plain DRAM is faulted in: each holds the address space's lock for its time.
 const POPULATE_STEP_BYTES: u64 = 4 << 20;
-/// Parts of a step with small pages.
+/// Parts of a step, and of a file, with small pages.
 const POPULATE_PART_BYTES: u64 = 256 << 10;
 /// A step that takes longer went below 1.3 GB/s; small pages do better than that nearly everywhere.
 const POPULATE_STEP_SLOW: Duration = Duration::from_millis(3);
@@ -552,14 +552,11 @@ impl Pool {
             let started = Instant::now();
             // Small pages take long enough for other threads to miss the lock: a few at a time.
             let part_bytes = if wants_large {
-                len_bytes
+                LARGE_PAGE_BYTES
             } else {
                 POPULATE_PART_BYTES
             };
-            for part in (offset..offset + len_bytes).step_by(part_bytes as usize) {
-                let end = (part + part_bytes).min(offset + len_bytes);
-                self.mapping.populate(part, end - part);
-            }
+            self.mapping.populate(offset, len_bytes, part_bytes);
             if wants_large
                 && len_bytes == POPULATE_STEP_BYTES
                 && started.elapsed() > POPULATE_STEP_SLOW
@@ -727,7 +724,7 @@ fn map_new_extent(
                 directory.discard_file(&path);
                 return Err(error);
             }
-            mapping.populate(place, bytes);
+            mapping.populate(place, bytes, POPULATE_PART_BYTES);
             path
         }
         Source::Emulated(_) | Source::Volatile => {
