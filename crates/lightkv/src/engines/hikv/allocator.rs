@@ -27,6 +27,7 @@ use crossbeam_utils::CachePadded;
 use lightkv_pmem::{Arena, PmemError, Pool, Run};
 use parking_lot::{Mutex, RwLock};
 
+use super::pool_growth::{GrowthCall, ahead_bytes};
 use super::size_classes::{CLASSES_MAX, class_of, slot_bytes};
 use crate::engines::in_flight::thread_number;
 use crate::{Error, Result};
@@ -182,6 +183,8 @@ pub(crate) struct Allocator {
     returned_runs: Mutex<Vec<Run>>,
     /// Set when the store goes away: the pool may have another owner then. Held to give space back.
     closed: RwLock<bool>,
+    /// Calls the thread that lets the pool grow, if there is one.
+    pub(crate) growth_call: GrowthCall,
 }
 
 impl Allocator {
@@ -207,6 +210,7 @@ impl Allocator {
             parts_bytes: AtomicU64::new(0),
             returned_runs: Mutex::default(),
             closed: RwLock::new(false),
+            growth_call: GrowthCall::new(),
             slab_units: (slab_bytes / UNIT_BYTES).max(1) as u32,
             pool,
         })
@@ -509,11 +513,27 @@ impl Allocator {
         if *closed {
             return Err(Error::Closed);
         }
-        match self.pool.allocate(Arena::Segments, units, kind) {
+        let outcome = self.pool.allocate(Arena::Segments, units, kind);
+        let used_bytes = self.pool.arena_bytes_used(Arena::Segments);
+        let free_bytes = self.pool.arena_capacity(Arena::Segments) - used_bytes;
+        if free_bytes < ahead_bytes(used_bytes) && self.pool.size_bytes() < self.pool.max_bytes() {
+            self.growth_call.want();
+        }
+        match outcome {
             // A full disk is a full pool: what readers have left may still make room.
             Err(PmemError::NoSpace { .. }) => Ok(None),
             outcome => Ok(outcome?),
         }
+    }
+
+    /// Lets the pool grow until [`ahead_bytes`] are free, or it may not grow further.
+    pub(crate) fn grow_ahead(&self) -> Result<()> {
+        let closed = self.closed.read();
+        if !*closed {
+            let ahead = ahead_bytes(self.pool.arena_bytes_used(Arena::Segments));
+            self.pool.reserve(Arena::Segments, ahead / UNIT_BYTES)?;
+        }
+        Ok(())
     }
 
     /// Gives a run back that nobody uses. Durable with the caller's next fence.

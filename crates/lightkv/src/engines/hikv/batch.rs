@@ -320,13 +320,12 @@ impl Store {
         redo::disarm(self.pool(), record);
         for plan in planned {
             let operation = &operations[plan.operation];
-            let sequence = first + plan.operation as u64;
             match (plan.old, operation.place) {
-                (None, _) => self.note(self.keys.insert(operation.key, operation.hash, sequence)),
+                (None, _) => self.note(self.keys.insert(operation.key, operation.hash)),
                 (Some(_), None) => {
                     locked.tables[plan.operation].lower(plan.slot);
                     locked.groups[plan.group].used -= 1;
-                    self.note(self.keys.remove(operation.key, operation.hash, sequence));
+                    self.note(self.keys.remove(operation.key, operation.hash));
                 }
                 (Some(_), Some(_)) => {}
             }

@@ -164,17 +164,14 @@ impl Table {
         pool.prefetch_read(self.line_offset(hash & self.line_mask), LINE_BYTES);
     }
 
-    /// Fetches the beginning of the item that a hash leads to, if its entry is in its home line.
+    /// Where an item with that hash is, if its entry is in its home line. A hint: nothing says that it has the key.
     #[inline]
-    pub(crate) fn prefetch_item(&self, pool: &Pool, hash: u64) {
-        /// Header, key, and a value of a hundred bytes or two.
-        const LEN_BYTES: u64 = 4 * LINE_BYTES;
+    pub(crate) fn position_in_home_line(&self, pool: &Pool, hash: u64) -> Option<u64> {
         let start = self.line_offset(hash & self.line_mask);
-        for entry in (start..start + LINE_BYTES).step_by(ENTRY_BYTES as usize) {
-            if pool.load_u64(entry) == hash {
-                pool.prefetch_read(pool.load_u64(entry + 8), LEN_BYTES);
-            }
-        }
+        (start..start + LINE_BYTES)
+            .step_by(ENTRY_BYTES as usize)
+            .find(|entry| pool.load_u64(*entry) == hash)
+            .map(|entry| pool.load_u64(entry + 8))
     }
 
     /// The entry of a key: its slot and the position of its item. `is_same` says whether the item at a position has

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use lightkv_pmem::Pool;
+use lightkv_pmem::{LineTail, Pool};
 
-use super::item_layout::{HEADER_LEN, Item, ItemExtent, Place, encode_header, is_sound};
+use super::item_layout::{HEADER_LEN, Item, ItemExtent, Place, encode_header, is_sound, item_len};
+use super::size_classes::has_own_lines;
 use crate::{Error, Result};
 
 /// The pool as a place of items.
@@ -26,7 +27,14 @@ impl Items {
     #[inline]
     pub(crate) fn store(&self, offset: u64, sequence: u64, hash: u64, key: &[u8], value: &[u8]) {
         let header = encode_header(self.place(offset), sequence, hash, key, value);
-        self.pool.write_record(offset, &header, &[key, value]);
+        let parts = [key, value];
+        if has_own_lines(item_len(key.len(), value.len())) {
+            // The last line is the item's, too: no line is stored in part, or read before it is stored.
+            let tail = &mut LineTail::default();
+            self.pool.append_record(offset, tail, &header, &parts);
+        } else {
+            self.pool.write_record(offset, &header, &parts);
+        }
     }
 
     /// The item at `offset`. Its lengths are checked against the pool before they are used, so that whatever a pool

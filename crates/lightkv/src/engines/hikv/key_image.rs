@@ -56,7 +56,8 @@ impl Store {
         };
         let mut writer = EntryFileWriter::create(self.vfs.as_ref(), &temporary, header)?;
         let mut batch = EntryBatch::new();
-        self.keys.batch_from(Bound::Unbounded, false, &mut batch);
+        self.keys
+            .batch_from(Bound::Unbounded, false, usize::MAX, &mut batch);
         while !batch.is_empty() {
             for (key, _) in batch.iter() {
                 writer.push(key, &[])?;

@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::ordered_index::{EntryBatch, OrderedIndex, RangePartitionedIndex};
+use super::inline_key::InlineKey;
+use super::ordered_index::{Change, EntryBatch, OrderedIndex, RangePartitionedIndex};
 use super::sampler::{Operation, Sampler, Timer};
 use super::threads::{BackEnd, BackEndOptions};
 use super::update_queue::{Stopped, Update, UpdateQueues};
@@ -83,7 +84,7 @@ impl KeyIndex {
         }
         let threads_total = std::thread::available_parallelism().map_or(2, usize::from);
         let count = threads_total.min(QUEUES_MAX);
-        let queues = UpdateQueues::new(count, QUEUE_CAPACITY, move |update| trees.apply(update));
+        let queues = UpdateQueues::new(count, QUEUE_CAPACITY, move |updates| trees.apply(updates));
         let queues = Arc::new(queues);
         let options = BackEndOptions {
             threads_total,
@@ -103,30 +104,25 @@ impl KeyIndex {
 
     /// A key that is new in the hash index. Its group is locked, so that the changes of a key come in order.
     #[inline]
-    pub(crate) fn insert(&self, key: &[u8], hash: u64, sequence: u64) -> Result<()> {
-        self.change(
-            hash,
-            Update::Put {
-                key: key.into(),
-                position: hash,
-                sequence,
-            },
-        )
+    pub(crate) fn insert(&self, key: &[u8], hash: u64) -> Result<()> {
+        self.change(key, hash, Some(hash))
     }
 
     /// A key that has left the hash index; as [`KeyIndex::insert`].
     #[inline]
-    pub(crate) fn remove(&self, key: &[u8], hash: u64, sequence: u64) -> Result<()> {
-        let key = key.into();
-        self.change(hash, Update::Remove { key, sequence })
+    pub(crate) fn remove(&self, key: &[u8], hash: u64) -> Result<()> {
+        self.change(key, hash, None)
     }
 
     #[inline]
-    fn change(&self, hash: u64, update: Update) -> Result<()> {
+    fn change(&self, key: &[u8], hash: u64, position: Option<u64>) -> Result<()> {
         match &self.queues {
-            Some(queues) => queues.push(hash, update).map_err(lost),
+            Some(queues) => {
+                let key = InlineKey::from_slice(key);
+                queues.push(hash, Update { key, position }).map_err(lost)
+            }
             None => {
-                self.trees.apply(update);
+                self.trees.change(key, position);
                 Ok(())
             }
         }
@@ -169,10 +165,17 @@ impl KeyIndex {
         }
     }
 
-    /// Copies consecutive keys and hashes from `bound` on; in reverse, from the largest one within `bound` down.
-    pub(crate) fn batch_from(&self, bound: Bound<&[u8]>, reverse: bool, into: &mut EntryBatch) {
+    /// Copies consecutive keys and hashes from `bound` on, about `limit` of them at most; in reverse, from the largest one
+    /// within `bound` down.
+    pub(crate) fn batch_from(
+        &self,
+        bound: Bound<&[u8]>,
+        reverse: bool,
+        limit: usize,
+        into: &mut EntryBatch,
+    ) {
         match &*self.trees {
-            Trees::One(index) => index.batch_from(bound, reverse, into),
+            Trees::One(index) => index.batch_up_to(bound, reverse, limit, into),
             Trees::Ranges(index) => index.batch_from(bound, reverse, into),
         }
     }
@@ -207,18 +210,34 @@ impl KeyIndex {
 
 impl Trees {
     #[inline]
-    fn apply(&self, update: Update) {
-        match (self, update) {
-            (Self::One(index), Update::Put { key, position, .. }) => {
-                index.insert(&key, position);
+    fn change(&self, key: &[u8], position: Option<u64>) {
+        match (self, position) {
+            (Self::One(index), Some(position)) => {
+                index.insert(key, position);
             }
-            (Self::One(index), Update::Remove { key, .. }) => {
-                index.remove(&key);
+            (Self::One(index), None) => {
+                index.remove(key);
             }
-            (Self::Ranges(index), Update::Put { key, position, .. }) => {
-                index.insert(&key, position);
+            (Self::Ranges(index), Some(position)) => index.insert(key, position),
+            (Self::Ranges(index), None) => index.remove(key),
+        }
+    }
+
+    fn apply(&self, updates: &[Update]) {
+        match self {
+            Self::One(index) => {
+                let changes = updates.iter().map(|update| Change {
+                    key: &update.key,
+                    position: update.position,
+                });
+                index.apply(&changes.collect::<Vec<_>>());
             }
-            (Self::Ranges(index), Update::Remove { key, .. }) => index.remove(&key),
+            // One after the other: it stands for what the paper compares itself with.
+            Self::Ranges(_) => {
+                for Update { key, position } in updates {
+                    self.change(key, *position);
+                }
+            }
         }
     }
 }

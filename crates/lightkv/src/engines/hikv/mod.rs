@@ -17,10 +17,10 @@
 //! |---|---|
 //! | `write`, `batch`, `read`, `scan` | the foreground operations |
 //! | `hash_index`, `growth`, `root_layout` | the index in the pool |
-//! | `items`, `item_layout`, `allocator`, `size_classes` | keys and values, and their space |
+//! | `items`, `item_layout`, `allocator`, `size_classes`, `pool_growth` | keys and values, and their space |
 //! | `redo`, `redo_layout` | batches that are whole after a crash |
 //! | `key_index`, `ordered_index` | the keys in order, in memory |
-//! | `update_queue`, `threads`, `sampler`, `wake`, `stripe`, `sync` | how they follow the writers |
+//! | `update_queue`, `threads`, `sampler`, `wake`, `stripe`, `sync`, `inline_key` | how they follow the writers |
 //! | `write_ahead_log`, `log_layout`, `ordered_index/range_partitioned` | the paper's variants, for comparison |
 //! | `versions` | what snapshots and scans may still read |
 //! | `open`, `recovery`, `rebuild`, `key_image`, `checkpoint`, `entry_file` | how what survives comes back |
@@ -55,6 +55,7 @@ mod entry_file;
 mod entry_file_layout;
 mod growth;
 mod hash_index;
+mod inline_key;
 mod item_layout;
 mod items;
 mod key_image;
@@ -62,6 +63,7 @@ mod key_index;
 mod log_layout;
 mod open;
 mod ordered_index;
+mod pool_growth;
 mod read;
 mod rebuild;
 mod recovery;
@@ -133,6 +135,7 @@ impl HiKv {
         // Growths and batches have announced themselves, too.
         store.in_flight.wait(u64::MAX - 1);
         let mut outcome = store.keys.stop();
+        store.pool_growth.stop();
         if let Some(log) = &store.log {
             log.empty();
         }

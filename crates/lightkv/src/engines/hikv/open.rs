@@ -19,6 +19,7 @@ use super::hash_index::{GrowingTable, HashIndex, Table};
 use super::items::Items;
 use super::key_index::{FollowOptions, KeyIndex};
 use super::ordered_index::OrderedIndex;
+use super::pool_growth::PoolGrowth;
 use super::recovery::{self, Recovered};
 use super::redo::RedoSpace;
 use super::root_layout::{HEADER_LEN, PARTITIONS_LOG2_MAX, RootHeader, root_len};
@@ -260,6 +261,7 @@ fn new_store(
         identity: state.store_identity,
         table_words: recovered.root + HEADER_LEN,
         items: parts.items,
+        pool_growth: PoolGrowth::start(parts.allocator.clone(), !options.tuning.inline_background)?,
         allocator: parts.allocator,
         index: HashIndex::new(tables),
         growing: Mutex::new(()),

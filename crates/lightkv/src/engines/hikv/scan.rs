@@ -1,7 +1,8 @@
 //! Iteration over a key range at one moment: `docs/internals/hikv.md`.
 //!
 //! A scan takes keys from the key index by the leaf, together with the keys that have older versions, and asks the hash
-//! index for the item that each had at the scan's moment. It holds its moment, so every such item stays.
+//! index for the item that each had at the scan's moment, when the caller comes to it. It holds its moment, so every
+//! such item stays. What the keys to come need is fetched meanwhile.
 //!
 //! The key index is read before the older versions: a key that a delete has already taken out of the former was put into the
 //! latter before.
@@ -10,29 +11,52 @@ use std::collections::VecDeque;
 use std::ops::Bound;
 use std::sync::Arc;
 
+use crossbeam_epoch::Guard;
+
 use super::HiKv;
+use super::inline_key::InlineKey;
 use super::ordered_index::EntryBatch;
 use super::sampler::Operation;
+use super::store::Store;
 use crate::db::KeyRange;
 use crate::engine::EngineScan;
 use crate::{Error, Key, Result, Value};
 
-/// Entries that a scan resolves at first, and at most, at a time.
+/// Keys that a scan reads from the key index at first, and at most, at a time.
 const BATCH_FIRST: usize = 16;
 const BATCH_MAX: usize = 256;
+/// Lines of the hash index, and items, are fetched for so many keys at once. Each lies in a page of its own, whose translation
+/// the processor looks up before it goes on; of several in a row it does so at the same time.
+const CLUSTER: usize = 8;
 
-/// One end of a scan: entries that were read and not yet returned, and how many to read next.
+/// What is fetched of an item: its header and key, and then a value of two hundred bytes or so.
+const ITEM_BEGIN_BYTES: u64 = 64;
+const ITEM_REST_BYTES: u64 = 256;
+
+/// A key of the range, to be looked up.
+#[derive(Debug)]
+struct Candidate {
+    key: InlineKey,
+    hash: u64,
+}
+
+/// One end of a scan.
 #[derive(Debug)]
 struct End {
-    ready: VecDeque<(Key, Value)>,
+    /// Keys that were read and not yet looked up, in the order of this end.
+    candidates: VecDeque<Candidate>,
+    /// How many to read next.
     next_count: usize,
+    /// How many were taken since the last were read.
+    taken: usize,
 }
 
 impl End {
     fn new() -> Self {
         Self {
-            ready: VecDeque::new(),
+            candidates: VecDeque::new(),
             next_count: BATCH_FIRST,
+            taken: 0,
         }
     }
 }
@@ -72,115 +96,163 @@ impl StoreScan {
         Ok(scan)
     }
 
-    /// Keys and hashes that come next at one end, in the order of that end; shortens what is left to read by them.
-    fn take_keys(&mut self, reverse: bool) -> Vec<(Box<[u8]>, u64)> {
+    /// Reads keys that come next at one end, until there are some or nothing is left. Shortens the range by them.
+    fn read_keys(&mut self, reverse: bool) {
         let store = &self.engine.store;
         let end = if reverse {
             &mut self.back
         } else {
             &mut self.front
         };
-        let count = end.next_count;
-        end.next_count = (count * 2).min(BATCH_MAX);
-        let (lower, upper) = (as_slice(&self.lower), as_slice(&self.upper));
-        let start = if reverse { upper } else { lower };
-        store.keys.batch_from(start, reverse, &mut self.batch);
-        let within = |key: &[u8]| is_above(key, lower) && is_below(key, upper);
-        let mut keys: Vec<(Box<[u8]>, u64)> = Vec::new();
-        let mut is_last = self.batch.is_empty();
-        for (key, hash) in self.batch.iter() {
-            if !within(key) {
-                is_last = true;
-                break;
-            }
-            if keys.len() == count {
-                break;
-            }
-            keys.push((key.into(), hash));
-        }
-        // The older versions of the range that the keys cover.
-        let reached = match keys.last() {
-            Some((key, _)) if !is_last => Bound::Included(key.to_vec()),
-            _ if reverse => self.lower.clone(),
-            _ => self.upper.clone(),
-        };
-        let older = if reverse {
-            store.versions.keys_within(as_slice(&reached), upper)
-        } else {
-            store.versions.keys_within(lower, as_slice(&reached))
-        };
-        keys.extend(older.into_iter().map(|key| {
-            let hash = store.hash(&key);
-            (key, hash)
-        }));
-        keys.sort_unstable_by(|(a, _), (b, _)| if reverse { b.cmp(a) } else { a.cmp(b) });
-        keys.dedup_by(|(a, _), (b, _)| a == b);
-        self.is_exhausted = is_last;
-        if let Bound::Included(reached) = reached
-            && !is_last
-        {
-            if reverse {
-                self.upper = Bound::Excluded(reached);
-            } else {
-                self.lower = Bound::Excluded(reached);
-            }
-        }
-        keys
-    }
-
-    /// Reads on at one end until there is something, or nothing is left.
-    fn fill(&mut self, reverse: bool) -> Result<()> {
-        while !self.is_exhausted {
-            let keys = self.take_keys(reverse);
-            let store = &self.engine.store;
-            let _timer = store.keys.time(Operation::Scan);
-            let guard = crossbeam_epoch::pin();
-            if store.health.is_closed() {
-                return Err(Error::Closed);
-            }
-            // All lines, and then all items, are on their way before the first one is needed.
-            for (_, hash) in &keys {
-                let table = store.index.table(*hash, &guard);
-                table.prefetch(store.pool(), *hash);
-            }
-            for (_, hash) in &keys {
-                let table = store.index.table(*hash, &guard);
-                table.prefetch_item(store.pool(), *hash);
-            }
-            let end = if reverse {
-                &mut self.back
-            } else {
-                &mut self.front
-            };
-            for (key, hash) in keys {
-                if let Some(item) = store.item_at(hash, &key, self.moment, &guard)? {
-                    end.ready
-                        .push_back((Key::from(key), Value::from(item.value)));
+        while end.candidates.is_empty() && !self.is_exhausted {
+            let count = end.next_count;
+            end.next_count = (count * 4).min(BATCH_MAX);
+            let (lower, upper) = (as_slice(&self.lower), as_slice(&self.upper));
+            let start = if reverse { upper } else { lower };
+            store
+                .keys
+                .batch_from(start, reverse, count, &mut self.batch);
+            self.is_exhausted = self.batch.is_empty();
+            for (key, hash) in self.batch.iter() {
+                if !is_above(key, lower) || !is_below(key, upper) {
+                    self.is_exhausted = true;
+                    break;
                 }
+                let key = InlineKey::from_slice(key);
+                end.candidates.push_back(Candidate { key, hash });
             }
-            if !end.ready.is_empty() {
-                break;
+            // The older versions of the range that the keys cover.
+            let reached = match end.candidates.back() {
+                Some(last) if !self.is_exhausted => Bound::Included(last.key.to_vec()),
+                _ if reverse => self.lower.clone(),
+                _ => self.upper.clone(),
+            };
+            if !store.versions.is_empty() {
+                let older = if reverse {
+                    store.versions.keys_within(as_slice(&reached), upper)
+                } else {
+                    store.versions.keys_within(lower, as_slice(&reached))
+                };
+                merge(&mut end.candidates, older, reverse, |key| store.hash(key));
+            }
+            match reached {
+                Bound::Included(key) if reverse => self.upper = Bound::Excluded(key),
+                Bound::Included(key) => self.lower = Bound::Excluded(key),
+                Bound::Excluded(_) | Bound::Unbounded => {}
             }
         }
-        Ok(())
+        end.taken = 0;
+        let guard = crossbeam_epoch::pin();
+        fetch_lines(store, &end.candidates, 0, &guard);
+        fetch_lines(store, &end.candidates, CLUSTER, &guard);
+        fetch_items(store, &end.candidates, 0, &guard);
     }
 
-    fn step(&mut self, reverse: bool) -> Result<Option<(Key, Value)>> {
-        let is_ready = |end: &End| !end.ready.is_empty();
-        let own = if reverse { &self.back } else { &self.front };
-        if !is_ready(own) {
-            self.fill(reverse)?;
-        } else if self.engine.store.health.is_closed() {
-            return Err(Error::Closed);
-        }
+    /// The next candidate at one end. What those behind it need is fetched.
+    fn next_candidate(&mut self, reverse: bool, guard: &Guard) -> Option<Candidate> {
         let (own, other) = if reverse {
             (&mut self.back, &mut self.front)
         } else {
             (&mut self.front, &mut self.back)
         };
-        // Where the ends have met, the rest is what the other one has read ahead.
-        Ok(own.ready.pop_front().or_else(|| other.ready.pop_back()))
+        let Some(next) = own.candidates.pop_front() else {
+            // Where the ends have met, the rest is what the other one has read ahead.
+            return other.candidates.pop_back();
+        };
+        // The items of a cluster are fetched when half of the one before it is left.
+        if own.taken % CLUSTER == CLUSTER / 2 {
+            let rest = CLUSTER / 2 - 1;
+            let store = &self.engine.store;
+            fetch_lines(store, &own.candidates, rest + CLUSTER, guard);
+            fetch_items(store, &own.candidates, rest, guard);
+        }
+        own.taken += 1;
+        Some(next)
     }
+
+    fn step(&mut self, reverse: bool) -> Result<Option<(Key, Value)>> {
+        loop {
+            let own = if reverse { &self.back } else { &self.front };
+            if own.candidates.is_empty() {
+                self.read_keys(reverse);
+            }
+            let guard = crossbeam_epoch::pin();
+            let candidate = self.next_candidate(reverse, &guard);
+            let store = &self.engine.store;
+            let _timer = store.keys.time(Operation::Scan);
+            // Under the guard: a close that comes now waits for it.
+            if store.health.is_closed() {
+                return Err(Error::Closed);
+            }
+            let Some(Candidate { key, hash }) = candidate else {
+                return Ok(None);
+            };
+            if let Some(item) = store.item_at(hash, &key, self.moment, &guard)? {
+                return Ok(Some((Key::from(&key[..]), Value::from(item.value))));
+            }
+        }
+    }
+}
+
+/// The hashes of a cluster.
+fn hashes(candidates: &VecDeque<Candidate>, first: usize) -> impl Iterator<Item = u64> {
+    let cluster = candidates.iter().skip(first).take(CLUSTER);
+    cluster.map(|candidate| candidate.hash)
+}
+
+/// Fetches the lines of the hash index of the cluster from candidate `first` on.
+fn fetch_lines(store: &Store, candidates: &VecDeque<Candidate>, first: usize, guard: &Guard) {
+    for hash in hashes(candidates, first) {
+        store.index.table(hash, guard).prefetch(store.pool(), hash);
+    }
+}
+
+/// Fetches the items of the cluster from candidate `first` on, whose lines are there.
+fn fetch_items(store: &Store, candidates: &VecDeque<Candidate>, first: usize, guard: &Guard) {
+    let mut positions = [0; CLUSTER];
+    let mut count = 0;
+    for hash in hashes(candidates, first) {
+        let table = store.index.table(hash, guard);
+        if let Some(position) = table.position_in_home_line(store.pool(), hash) {
+            positions[count] = position;
+            count += 1;
+        }
+    }
+    for position in &positions[..count] {
+        store.pool().prefetch_read(*position, ITEM_BEGIN_BYTES);
+    }
+    for position in &positions[..count] {
+        let rest = position + ITEM_BEGIN_BYTES;
+        store.pool().prefetch_read(rest, ITEM_REST_BYTES);
+    }
+}
+
+/// Adds keys that have older versions to those of the key index, which may have them, too.
+fn merge(
+    candidates: &mut VecDeque<Candidate>,
+    older: Vec<Box<[u8]>>,
+    reverse: bool,
+    hash: impl Fn(&[u8]) -> u64,
+) {
+    candidates.extend(older.into_iter().map(|key| Candidate {
+        hash: hash(&key),
+        key: InlineKey::from_slice(&key),
+    }));
+    let candidates_mut = candidates.make_contiguous();
+    candidates_mut.sort_unstable_by(|a, b| {
+        let ascending = a.key.cmp(&b.key);
+        if reverse {
+            ascending.reverse()
+        } else {
+            ascending
+        }
+    });
+    let mut before: Option<InlineKey> = None;
+    candidates.retain(|candidate| {
+        let is_new = before.as_ref() != Some(&candidate.key);
+        before = Some(candidate.key.clone());
+        is_new
+    });
 }
 
 impl EngineScan for StoreScan {

@@ -38,6 +38,12 @@ pub(crate) fn class_of(len_bytes: u64) -> usize {
     class as usize
 }
 
+/// Whether the slots of items of that length are whole cache lines, which begin at the boundaries of such.
+#[inline]
+pub(crate) fn has_own_lines(len_bytes: u64) -> bool {
+    len_bytes > FINE_MAX_BYTES
+}
+
 /// Bytes of a slot of a class.
 pub(crate) fn slot_bytes(class: usize) -> u64 {
     let class = class as u64;
@@ -65,6 +71,8 @@ mod tests {
             assert!(bytes > before && bytes.is_multiple_of(16), "class {class}");
             assert_eq!(class_of(bytes), class);
             assert_eq!(class_of(before + 1), class, "{} bytes", before + 1);
+            // A slab is whole pages, and its slots follow each other.
+            assert!(!has_own_lines(before + 1) || bytes.is_multiple_of(LINE_BYTES));
             before = bytes;
         }
     }

@@ -15,6 +15,7 @@ use super::allocator::Allocator;
 use super::hash_index::HashIndex;
 use super::items::Items;
 use super::key_index::KeyIndex;
+use super::pool_growth::PoolGrowth;
 use super::redo::RedoSpace;
 use super::versions::Versions;
 use super::write_ahead_log::WriteAheadLog;
@@ -41,6 +42,7 @@ pub(crate) struct Store {
     pub(crate) table_words: u64,
     pub(crate) items: Items,
     pub(crate) allocator: Arc<Allocator>,
+    pub(crate) pool_growth: PoolGrowth,
     pub(crate) index: HashIndex,
     /// One partition grows at a time: growing takes memory and time of all.
     pub(crate) growing: Mutex<()>,

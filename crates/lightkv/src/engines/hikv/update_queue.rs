@@ -38,6 +38,7 @@ use std::time::Duration;
 use crossbeam_utils::CachePadded;
 
 use self::gate::{Gate, Passage};
+use super::inline_key::InlineKey;
 use super::sync::{AtomicBool, AtomicU64, Ordering, Pause, Ring, model_fence};
 use super::wake::{Call, Event};
 
@@ -45,20 +46,10 @@ mod gate;
 
 /// A change that the ordered index is to make.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Update {
-    /// The newest item of the key is at `position`.
-    Put {
-        key: Box<[u8]>,
-        position: u64,
-        /// Number of the write; for what applies it.
-        sequence: u64,
-    },
-    /// The key was deleted.
-    Remove {
-        key: Box<[u8]>,
-        /// Number of the write; for what applies it.
-        sequence: u64,
-    },
+pub(crate) struct Update {
+    pub(crate) key: InlineKey,
+    /// What the index has of the key from now on; `None` if it was deleted.
+    pub(crate) position: Option<u64>,
 }
 
 /// The queues take no requests any more: they were stopped, or applying a request failed.
@@ -67,6 +58,9 @@ pub(crate) struct Stopped;
 
 /// Requests that one consumer applies before it looks around.
 const BATCH: usize = 64;
+
+/// Brings requests into the index, in their order.
+type Apply = dyn Fn(&[Update]) + Send + Sync;
 
 /// The queues and what applies their requests. See the head of this file.
 pub(crate) struct UpdateQueues {
@@ -78,7 +72,7 @@ pub(crate) struct UpdateQueues {
     failed: AtomicBool,
     /// Requests of one queue at which a napping back-end thread is woken.
     wake_at: u64,
-    apply: Box<dyn Fn(Update) + Send + Sync>,
+    apply: Box<Apply>,
 }
 
 /// One ring, in order.
@@ -112,7 +106,7 @@ struct Consumer<'a> {
     queue: &'a Queue,
     failed: &'a AtomicBool,
     applied: u64,
-    /// A request was taken out and is not applied yet.
+    /// Requests were taken out and are not applied yet.
     is_applying: bool,
 }
 
@@ -146,13 +140,13 @@ impl fmt::Debug for UpdateQueues {
 impl UpdateQueues {
     /// `queues` queues for `capacity_total` requests together (the paper: 4096).
     ///
-    /// `apply` brings a request into the ordered index. It is called by back-end threads, by writers
+    /// `apply` brings requests into the ordered index, in their order. It is called by back-end threads, by writers
     /// that find their queue full, and by scans; never for two requests of one key at once. It must not
     /// push, drain or close.
     pub(crate) fn new(
         queues: usize,
         capacity_total: usize,
-        apply: impl Fn(Update) + Send + Sync + 'static,
+        apply: impl Fn(&[Update]) + Send + Sync + 'static,
     ) -> Self {
         let queues = queues.max(1);
         let capacity = (capacity_total / queues).max(1);
@@ -171,7 +165,7 @@ impl UpdateQueues {
         self.queues.len()
     }
 
-    /// Bytes of memory of the rings, keys of requests not counted.
+    /// Bytes of memory of the rings, keys that are longer than 36 bytes not counted.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let slot = size_of::<Update>() + size_of::<usize>();
         let rings: usize = self.queues.iter().map(|queue| queue.ring.capacity()).sum();
@@ -263,7 +257,7 @@ impl UpdateQueues {
 
     /// One step of who waits for a queue as long as `must_wait`: consumes if nobody does, or waits for who does.
     fn consume_or_wait(&self, queue: &Queue, must_wait: impl Fn(&Queue) -> bool) {
-        match self.consume(queue, BATCH) {
+        match self.consume(queue) {
             Some(0) => {
                 // A push is between its count and its ring. It cannot be waiting for anything.
                 Pause::new().snooze();
@@ -275,8 +269,8 @@ impl UpdateQueues {
         }
     }
 
-    /// Applies up to `limit` requests of a queue; `None` if somebody else is its consumer.
-    fn consume(&self, queue: &Queue, limit: usize) -> Option<usize> {
+    /// Applies up to [`BATCH`] requests of a queue; `None` if somebody else is its consumer.
+    fn consume(&self, queue: &Queue) -> Option<usize> {
         // Acquire: what the last consumer applied comes before.
         queue
             .is_consumed
@@ -288,15 +282,16 @@ impl UpdateQueues {
             applied: 0,
             is_applying: false,
         };
-        while consumer.applied < limit as u64
-            && let Some(update) = queue.ring.pop()
-        {
+        let batch: Vec<Update> = std::iter::from_fn(|| queue.ring.pop())
+            .take(BATCH)
+            .collect();
+        if !batch.is_empty() {
             consumer.is_applying = true;
-            (self.apply)(update);
+            (self.apply)(&batch);
             consumer.is_applying = false;
-            consumer.applied += 1;
+            consumer.applied = batch.len() as u64;
         }
-        Some(consumer.applied as usize)
+        Some(batch.len())
     }
 
     pub(crate) fn has_failed(&self) -> bool {
@@ -311,7 +306,7 @@ impl UpdateQueues {
         if queue.ring.is_empty() {
             return 0;
         }
-        self.consume(queue, BATCH).unwrap_or(0)
+        self.consume(queue).unwrap_or(0)
     }
 
     /// Sleeps until there are requests, or [`UpdateQueues::wake`]; the next push wakes.

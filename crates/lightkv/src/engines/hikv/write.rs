@@ -206,7 +206,7 @@ impl Store {
         self.pool().fence();
         drop(log);
         if old.is_none() {
-            self.note(self.keys.insert(key, hash, sequence));
+            self.note(self.keys.insert(key, hash));
         }
         drop(announcement);
         drop(group);
@@ -318,7 +318,7 @@ impl Store {
             drop(log);
             table.lower(slot);
             group.used -= 1;
-            self.note(self.keys.remove(key, hash, sequence));
+            self.note(self.keys.remove(key, hash));
             drop(announcement);
             drop(group);
             if !is_kept {

@@ -266,6 +266,18 @@ impl<'g> Access<'g> {
     }
 }
 
+impl<'g> Access<'g> {
+    /// Asks for the line in which an insertion into a leaf stores its payload.
+    #[inline]
+    pub(super) fn fetch_insertion(self, leaf: Node<'g>) {
+        if let Ok(shape) = leaf.shape() {
+            let words = leaf.words();
+            let end = words.len().saturating_sub(shape.heap_words);
+            processor::prefetch(&words[end.saturating_sub(1)..end]);
+        }
+    }
+}
+
 impl<'g> ApartKeys<'g> for Access<'g> {
     fn apart_key(
         &self,

@@ -22,6 +22,9 @@
 //! its parent and neighbour, too, when the form of the tree changes. What was taken out of the tree is
 //! freed when no reader can be at it (`memory`, by epochs).
 //!
+//! INVARIANT: the range of keys that a node is responsible for never changes. What would change it replaces the node,
+//! which is obsolete from then on. So whoever once found the leaf of a key may go on there as long as it is not obsolete.
+//!
 //! Every operation on one key takes effect at one moment, between the last change of the leaf that it
 //! saw and its validation or unlocking. A batch is what one leaf had at one moment. Nothing is promised about
 //! two leaves: a scan of several batches sees all that is in the tree throughout, and of what changes
@@ -29,6 +32,7 @@
 
 mod batch;
 mod bulk;
+mod changes;
 mod contents;
 mod key;
 mod memory;
@@ -50,6 +54,7 @@ use self::version_lock::{Restart, Version};
 
 pub(crate) use self::batch::EntryBatch;
 pub(crate) use self::bulk::{SortedPart, SortedPartBuilder};
+pub(crate) use self::changes::Change;
 pub(crate) use self::range_partitioned::RangePartitionedIndex;
 
 /// A map from keys to positions, ordered by key. See the head of this file.
@@ -100,19 +105,59 @@ impl OrderedIndex {
     /// Puts an entry; returns the position that the key had.
     pub(crate) fn insert(&self, key: &[u8], position: u64) -> Option<u64> {
         let guard = pin();
-        let access = Access { guard: &guard };
-        let previous = retry(|| self.try_insert(key, position, access));
+        self.insert_from(None, key, position, Access { guard: &guard })
+    }
+
+    /// Removes an entry; returns the position that the key had.
+    pub(crate) fn remove(&self, key: &[u8]) -> Option<u64> {
+        let guard = pin();
+        self.remove_from(None, key, Access { guard: &guard })
+    }
+
+    // The same, for who may know the leaf that is responsible for the key, if that is still in the tree.
+
+    #[inline]
+    fn insert_from<'g>(
+        &self,
+        leaf: Option<Node<'g>>,
+        key: &[u8],
+        position: u64,
+        access: Access<'g>,
+    ) -> Option<u64> {
+        let known = leaf.and_then(|leaf| {
+            let version = leaf.read().ok()?;
+            self.try_insert(leaf, version, key, position, access).ok()
+        });
+        let previous = known.unwrap_or_else(|| {
+            retry(|| {
+                let (leaf, version) = self.leaf(key, access)?;
+                self.try_insert(leaf, version, key, position, access)
+            })
+        });
         if previous.is_none() {
             self.count(1);
         }
         previous
     }
 
-    /// Removes an entry; returns the position that the key had.
-    pub(crate) fn remove(&self, key: &[u8]) -> Option<u64> {
-        let guard = pin();
-        let access = Access { guard: &guard };
-        let (previous, is_small) = retry(|| self.try_remove(key, access))?;
+    #[inline]
+    fn remove_from<'g>(
+        &self,
+        leaf: Option<Node<'g>>,
+        key: &[u8],
+        access: Access<'g>,
+    ) -> Option<u64> {
+        let known = leaf.and_then(|leaf| {
+            let version = leaf.read().ok()?;
+            self.try_remove(leaf, version, key, access).ok()
+        });
+        let removed = known.unwrap_or_else(|| {
+            retry(|| {
+                let (leaf, version) = self.leaf(key, access)?;
+                self.try_remove(leaf, version, key, access)
+            })
+        });
+        let (previous, is_small) = removed?;
         self.count(u64::MAX); // minus one
         while is_small && retry(|| self.merge_for(key, access)) {}
         Some(previous)
@@ -163,6 +208,17 @@ impl OrderedIndex {
         self.fill(bound, reverse, usize::MAX, into);
     }
 
+    /// The first `limit` of what [`OrderedIndex::batch_from`] copies. [`OrderedIndex::next_batch`] goes on behind the leaf.
+    pub(crate) fn batch_up_to(
+        &self,
+        bound: Bound<&[u8]>,
+        reverse: bool,
+        limit: usize,
+        into: &mut EntryBatch,
+    ) {
+        self.fill(bound, reverse, limit, into);
+    }
+
     /// The batch behind the one in `into`, in the same direction; empty at the end.
     pub(crate) fn next_batch(&self, into: &mut EntryBatch) {
         if into.resume == Resume::End {
@@ -204,25 +260,38 @@ impl OrderedIndex {
         let (mut node, _) = self.root.node(access.guard)?;
         let mut version = node.read()?;
         while !node.is_leaf() {
-            let shape = node.shape()?;
-            let entry = match node.search(shape, version, key, &access)? {
-                Place::Found(entry) => entry,
-                Place::Absent(entry) => entry.checked_sub(1).ok_or(Restart)?,
-            };
-            node = access.child(node, version, shape, entry)?;
+            node = self.child_for(key, node, version, access)?;
             version = node.read()?;
         }
         Ok((node, version))
     }
 
+    /// The child of an inner node on the way to the leaf of `key`.
     #[inline]
-    fn try_insert(
+    fn child_for<'g>(
         &self,
         key: &[u8],
+        node: Node<'g>,
+        version: Version,
+        access: Access<'g>,
+    ) -> Result<Node<'g>, Restart> {
+        let shape = node.shape()?;
+        let entry = match node.search(shape, version, key, &access)? {
+            Place::Found(entry) => entry,
+            Place::Absent(entry) => entry.checked_sub(1).ok_or(Restart)?,
+        };
+        access.child(node, version, shape, entry)
+    }
+
+    #[inline]
+    fn try_insert<'g>(
+        &self,
+        leaf: Node<'g>,
+        version: Version,
+        key: &[u8],
         position: u64,
-        access: Access<'_>,
+        access: Access<'g>,
     ) -> Result<Option<u64>, Restart> {
-        let (leaf, version) = self.leaf(key, access)?;
         let shape = leaf.shape()?;
         match leaf.search(shape, version, key, &access)? {
             Place::Found(entry) => {
@@ -249,8 +318,13 @@ impl OrderedIndex {
     }
 
     /// The position of the removed key, and whether its leaf became small.
-    fn try_remove(&self, key: &[u8], access: Access<'_>) -> Result<Option<(u64, bool)>, Restart> {
-        let (leaf, version) = self.leaf(key, access)?;
+    fn try_remove<'g>(
+        &self,
+        leaf: Node<'g>,
+        version: Version,
+        key: &[u8],
+        access: Access<'g>,
+    ) -> Result<Option<(u64, bool)>, Restart> {
         let shape = leaf.shape()?;
         let Place::Found(entry) = leaf.search(shape, version, key, &access)? else {
             leaf.validate(version)?;

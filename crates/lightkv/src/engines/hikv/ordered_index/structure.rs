@@ -25,7 +25,7 @@ const RUN_MIN: u8 = 16;
 /// A node that needs less than this is merged with a neighbour, if both then need at most three times as much.
 const UNDERFULL_WORDS: usize = WORDS_MAX / 4;
 /// How much a node grows, as a part of what it has.
-const GROWTH_DIVISOR: usize = 8;
+const GROWTH_DIVISOR: usize = 4;
 /// Words that a node rewritten in place must have free afterwards, lest it is rewritten for each key.
 const FREE_WORDS_MIN: usize = WORDS_PER_LINE;
 

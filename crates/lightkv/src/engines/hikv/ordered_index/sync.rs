@@ -7,10 +7,29 @@ pub(super) use self::real::*;
 
 #[cfg(not(loom))]
 mod real {
+    use std::sync::LazyLock;
     pub(in super::super) use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-    pub(in super::super) use crossbeam_epoch::{Guard, pin};
+    pub(in super::super) use crossbeam_epoch::Guard;
+    use crossbeam_epoch::{Collector, LocalHandle};
     pub(in super::super) use crossbeam_utils::Backoff;
+
+    /// Trees have epochs of their own. Whoever pins now and then frees what others retired; writers of items, which
+    /// pin for each, would free nodes that back-end threads go on allocating, and both wait for the allocator's locks.
+    static COLLECTOR: LazyLock<Collector> = LazyLock::new(Collector::new);
+
+    thread_local! {
+        static HANDLE: LocalHandle = COLLECTOR.register();
+    }
+
+    /// Keeps what is in a tree now until the guard is gone.
+    #[inline]
+    pub(in super::super) fn pin() -> Guard {
+        HANDLE
+            .try_with(LocalHandle::pin)
+            // A thread that is ending has no handle any more.
+            .unwrap_or_else(|_| COLLECTOR.register().pin())
+    }
 }
 
 #[cfg(loom)]

@@ -18,6 +18,8 @@ enum Step {
     Clear(Vec<u8>, Vec<u8>),
     /// Inserts a run of keys that count up or down.
     Run(Vec<u8>, bool, usize),
+    /// Changes that are made together, without a position the removal of a key.
+    Together(Vec<(Vec<u8>, Option<u64>)>),
 }
 
 /// Keys that meet: few letters, shared prefixes, zeros at ends, some very long.
@@ -52,6 +54,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (bound(), any::<bool>()).prop_map(|(bound, reverse)| Step::Scan(bound, reverse)),
         1 => (key(), key()).prop_map(|(from, to)| Step::Clear(from, to)),
         1 => (key(), any::<bool>(), 1_usize..400).prop_map(|(key, down, len)| Step::Run(key, down, len)),
+        2 => vec((key(), any::<Option<u64>>()), 0..100).prop_map(Step::Together),
     ]
 }
 
@@ -86,6 +89,21 @@ fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
 
 fn one(found: Option<u64>, key: &[u8]) -> Option<(Vec<u8>, u64)> {
     found.map(|position| (key.to_vec(), position))
+}
+
+/// Makes changes of both, those of the index together.
+fn apply(index: &OrderedIndex, map: &mut Map, changes: Vec<(Vec<u8>, Option<u64>)>) {
+    let borrowed = changes.iter().map(|(key, position)| Change {
+        key,
+        position: *position,
+    });
+    index.apply(&borrowed.collect::<Vec<_>>());
+    for (key, position) in changes {
+        match position {
+            Some(position) => map.insert(key, position),
+            None => map.remove(&key),
+        };
+    }
 }
 
 /// Does `step` with both; they must answer alike.
@@ -130,6 +148,7 @@ fn check_step(index: &OrderedIndex, map: &mut Map, step: Step) {
                 );
             }
         }
+        Step::Together(changes) => apply(index, map, changes),
     }
     assert_eq!(index.len(), map.len() as u64);
 }

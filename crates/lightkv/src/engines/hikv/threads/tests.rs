@@ -1,5 +1,6 @@
 use super::super::sampler::Operation;
 use super::*;
+use crate::engines::hikv::inline_key::InlineKey;
 use crate::engines::hikv::ordered_index::OrderedIndex;
 use crate::engines::hikv::update_queue::Update;
 
@@ -39,23 +40,18 @@ fn the_number_of_threads_follows_the_equations() {
 fn queues_into_an_index(queues: usize) -> (Arc<UpdateQueues>, Arc<OrderedIndex>) {
     let index = Arc::new(OrderedIndex::new());
     let target = Arc::clone(&index);
-    let queues = UpdateQueues::new(queues, 4096, move |update| match update {
-        Update::Put { key, position, .. } => {
-            target.insert(&key, position);
-        }
-        Update::Remove { key, .. } => {
-            target.remove(&key);
+    let queues = UpdateQueues::new(queues, 4096, move |updates| {
+        for Update { key, position } in updates {
+            target.insert(key, position.expect("nothing is removed here"));
         }
     });
     (Arc::new(queues), index)
 }
 
 fn push(queues: &UpdateQueues, number: u64) {
-    let key: Box<[u8]> = Box::new(number.to_be_bytes());
-    let update = Update::Put {
-        key,
-        position: number,
-        sequence: number,
+    let update = Update {
+        key: InlineKey::from_slice(&number.to_be_bytes()),
+        position: Some(number),
     };
     queues
         .push(number.wrapping_mul(0x9e37_79b9_7f4a_7c15), update)

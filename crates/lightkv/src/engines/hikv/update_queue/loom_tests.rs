@@ -13,10 +13,9 @@ use loom::thread;
 use super::*;
 
 fn put(position: u64) -> Update {
-    Update::Put {
-        key: Box::new([1]),
-        position,
-        sequence: position,
+    Update {
+        key: InlineKey::from_slice(&[1]),
+        position: Some(position),
     }
 }
 
@@ -24,8 +23,8 @@ fn put(position: u64) -> Update {
 fn summing(capacity: usize) -> (Arc<UpdateQueues>, Arc<AtomicU64>) {
     let sum = Arc::new(AtomicU64::new(0));
     let target = Arc::clone(&sum);
-    let queues = UpdateQueues::new(1, capacity, move |update| {
-        if let Update::Put { position, .. } = update {
+    let queues = UpdateQueues::new(1, capacity, move |updates| {
+        for position in updates.iter().filter_map(|update| update.position) {
             // Relaxed: only what the queues order may order it.
             let sum = target.load(Ordering::Relaxed);
             target.store(sum << 4 | position, Ordering::Relaxed);

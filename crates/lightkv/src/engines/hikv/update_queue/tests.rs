@@ -5,10 +5,9 @@ use std::time::Instant;
 use super::*;
 
 fn put(key: u64, position: u64) -> Update {
-    Update::Put {
-        key: key.to_be_bytes().into(),
-        position,
-        sequence: position,
+    Update {
+        key: InlineKey::from_slice(&key.to_be_bytes()),
+        position: Some(position),
     }
 }
 
@@ -23,22 +22,11 @@ type Journal = Arc<Mutex<std::collections::HashMap<Box<[u8]>, Vec<u64>>>>;
 fn journaling(queues: usize, capacity: usize) -> (UpdateQueues, Journal) {
     let journal = Journal::default();
     let applied = Arc::clone(&journal);
-    let queues = UpdateQueues::new(queues, capacity, move |update| match update {
-        Update::Put { key, position, .. } => {
-            applied
-                .lock()
-                .unwrap()
-                .entry(key)
-                .or_default()
-                .push(position);
-        }
-        Update::Remove { key, sequence } => {
-            applied
-                .lock()
-                .unwrap()
-                .entry(key)
-                .or_default()
-                .push(sequence);
+    let queues = UpdateQueues::new(queues, capacity, move |updates| {
+        let mut applied = applied.lock().unwrap();
+        for Update { key, position } in updates {
+            let positions = applied.entry(key.as_slice().into()).or_default();
+            positions.push(position.expect("nothing is removed here"));
         }
     });
     (queues, journal)
@@ -221,12 +209,14 @@ fn a_stop_lets_waiting_writers_go() {
 #[test]
 fn a_lost_request_is_reported_and_nobody_hangs() {
     let calls = AtomicUsize::new(0);
-    let queues = UpdateQueues::new(1, 4, move |_| {
-        // Not a lock poisoned by chance: this is what the test is for.
-        assert!(
-            calls.fetch_add(1, Ordering::SeqCst) < 2,
-            "the third request"
-        );
+    let queues = UpdateQueues::new(1, 4, move |updates| {
+        for _ in updates {
+            // Not a lock poisoned by chance: this is what the test is for.
+            assert!(
+                calls.fetch_add(1, Ordering::SeqCst) < 2,
+                "the third request"
+            );
+        }
     });
     std::thread::scope(|scope| {
         for number in 0..3 {

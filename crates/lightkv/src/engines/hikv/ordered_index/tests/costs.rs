@@ -42,6 +42,20 @@ fn costs() {
         index.memory_bytes() as f64 / count as f64,
         (resident_bytes() - before) as f64 / count as f64
     );
+    let together = OrderedIndex::new();
+    timed("apply, a change", count, || {
+        for first in (0..count).step_by(64) {
+            let keys: Vec<_> = (first..count.min(first + 64)).map(scattered).collect();
+            let change = |(index, key)| Change {
+                key,
+                position: Some(first + index as u64),
+            };
+            let keys = keys.iter().map(|key| &key[..]);
+            together.apply(&keys.enumerate().map(change).collect::<Vec<_>>());
+        }
+    });
+    assert_eq!(together.len(), count);
+    drop(together);
     let found = timed("get", count, || {
         let is_there = |number: &u64| index.get(&scattered(number * 7 % count)).is_some();
         (0..count).filter(is_there).count()

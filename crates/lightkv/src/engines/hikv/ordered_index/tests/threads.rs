@@ -131,10 +131,19 @@ fn no_write_is_lost() {
             scope.spawn(move || {
                 start.wait();
                 let mut map = maps[thread as usize].lock().unwrap();
+                // Half of the threads make their changes together, as back-end threads do.
+                let together = thread % 2 == 0;
+                let mut changes = Vec::new();
                 for round in 0..ROUNDS {
                     let random = u64::from_le_bytes(scattered(round)[..8].try_into().unwrap());
                     let key = mixed(random % 2_000, thread);
-                    if random >> 32 & 3 == 0 {
+                    let is_removed = random >> 32 & 3 == 0;
+                    if together {
+                        changes.push((key, (!is_removed).then_some(round)));
+                        if changes.len() == 40 || round + 1 == ROUNDS {
+                            apply(index, &mut map, std::mem::take(&mut changes));
+                        }
+                    } else if is_removed {
                         assert_eq!(index.remove(&key), map.remove(&key));
                     } else {
                         let previous = index.insert(&key, round);

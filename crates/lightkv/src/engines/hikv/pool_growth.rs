@@ -1,0 +1,111 @@
+//! The pool grows before its writers need it: an extent takes tens of milliseconds to make and to fault in, which would
+//! be the longest write of a store.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+
+use super::allocator::Allocator;
+use super::wake::Call;
+
+/// What is free ahead of the writers: as much again as is used, within these bounds in bytes. It is more than they fill
+/// while an extent is made, also when all partitions double their tables at about the same time.
+const AHEAD_BYTES_MIN: u64 = 16 << 20;
+const AHEAD_BYTES_MAX: u64 = 64 << 20;
+
+/// How much is to be free ahead when so much is used, in bytes.
+pub(crate) fn ahead_bytes(used_bytes: u64) -> u64 {
+    used_bytes.clamp(AHEAD_BYTES_MIN, AHEAD_BYTES_MAX)
+}
+
+/// The thread that lets the pool grow; none in stores without threads, where writers do it.
+#[derive(Debug)]
+pub(crate) struct PoolGrowth {
+    thread: Mutex<Option<JoinHandle<()>>>,
+    allocator: Arc<Allocator>,
+}
+
+/// How the thread is called.
+#[derive(Debug)]
+pub(crate) struct GrowthCall {
+    call: Call,
+    is_wanted: AtomicBool,
+    is_stopping: AtomicBool,
+}
+
+impl GrowthCall {
+    pub(crate) fn new() -> Self {
+        Self {
+            call: Call::new(),
+            is_wanted: AtomicBool::new(false),
+            is_stopping: AtomicBool::new(false),
+        }
+    }
+
+    /// There is less left than [`ahead_bytes`]. Repeated with each run that is taken, so nothing depends on one call.
+    pub(crate) fn want(&self) {
+        // SeqCst, here and below: as `Call` asks.
+        self.is_wanted.store(true, Ordering::SeqCst);
+        self.call.ring(false);
+    }
+
+    /// Sleeps until it is wanted; false when the thread is to end.
+    fn wait(&self) -> bool {
+        loop {
+            if self.is_stopping.load(Ordering::SeqCst) {
+                return false;
+            }
+            if self.is_wanted.swap(false, Ordering::SeqCst) {
+                return true;
+            }
+            self.call.sleep(|| {
+                !self.is_wanted.load(Ordering::SeqCst) && !self.is_stopping.load(Ordering::SeqCst)
+            });
+        }
+    }
+}
+
+impl PoolGrowth {
+    /// # Errors
+    /// The system has no more threads.
+    pub(crate) fn start(allocator: Arc<Allocator>, has_threads: bool) -> io::Result<Self> {
+        let thread = has_threads.then(|| {
+            let allocator = allocator.clone();
+            let thread = std::thread::Builder::new().name("hikv-pool".into());
+            thread.spawn(move || {
+                while allocator.growth_call.wait() {
+                    // Who writes next meets the same error, and reports it.
+                    if let Err(error) = allocator.grow_ahead() {
+                        tracing::debug!(%error, "the pool could not grow ahead");
+                    }
+                }
+            })
+        });
+        Ok(Self {
+            thread: Mutex::new(thread.transpose()?),
+            allocator,
+        })
+    }
+
+    /// Ends the thread.
+    pub(crate) fn stop(&self) {
+        let Some(thread) = self.thread.lock().take() else {
+            return;
+        };
+        let call = &self.allocator.growth_call;
+        call.is_stopping.store(true, Ordering::SeqCst);
+        call.call.ring(false);
+        if thread.join().is_err() {
+            tracing::warn!("the thread that lets the pool grow has panicked");
+        }
+    }
+}
+
+impl Drop for PoolGrowth {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
