@@ -29,7 +29,7 @@ use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 use quick_cache::{OptionsBuilder, Weighter};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Table and offset of a block in its file; blocks of the index are blocks like others.
 pub(crate) type BlockKey = (u64, u64);
@@ -86,6 +86,8 @@ const FILL_PART_MIN: u64 = 2;
 
 /// Less than such a part of the capacity is not room for what may never be wanted.
 const ROOM_PART: u64 = 8;
+/// Blocks of scans between two looks for it, on average.
+const ROOM_LOOK_EVERY: u64 = 32;
 
 #[derive(Clone)]
 struct ByMemory;
@@ -133,6 +135,8 @@ pub(crate) struct TableCache {
     doorkeeper: Doorkeeper,
     /// Relaxed, as all numbers here: limits, which hold a moment later.
     capacity_bytes: AtomicU64,
+    /// What [`TableCache::has_room`] saw last, or that something found none since.
+    had_room: AtomicBool,
     fill: Mutex<Fill>,
     /// Entries that found room.
     stored: AtomicU64,
@@ -148,6 +152,7 @@ impl TableCache {
             memory: ByteArena::new(chunk_bytes(capacity_bytes)),
             doorkeeper: Doorkeeper::new(capacity_bytes),
             capacity_bytes: AtomicU64::new(capacity_bytes),
+            had_room: AtomicBool::new(true),
             fill: Mutex::new(Fill {
                 bytes: capacity_bytes,
             }),
@@ -228,8 +233,11 @@ impl TableCache {
                     self.give_up_chunks(entries, capacity_bytes - part_bytes);
                 }
             }
-        } else if let Some(mut fill) = self.fill.try_lock() {
-            fill.lower(entries, capacity_bytes);
+        } else {
+            self.had_room.store(false, Ordering::Relaxed);
+            if let Some(mut fill) = self.fill.try_lock() {
+                fill.lower(entries, capacity_bytes);
+            }
         }
         stored
     }
@@ -289,15 +297,21 @@ impl TableCache {
     pub(crate) fn insert_scanned_block(&self, key: BlockKey, payload: Payload<'_>) {
         let (table_id, offset) = key;
         let hash = hash_key(table_id, &offset.to_le_bytes());
-        if self.has_room() || self.doorkeeper.has_met(hash) {
+        if self.has_room(hash) || self.doorkeeper.has_met(hash) {
             self.insert_block(key, payload);
         }
     }
 
-    /// Whether a part of the capacity was not yet needed.
-    fn has_room(&self) -> bool {
-        let capacity_bytes = self.capacity_bytes.load(Ordering::Relaxed);
-        self.memory_bytes() + capacity_bytes / ROOM_PART < capacity_bytes
+    /// Whether a part of the capacity was not yet needed. Looked at for one block of [`ROOM_LOOK_EVERY`], because it
+    /// visits all shards; the others go by what was seen then.
+    fn has_room(&self, hash: u64) -> bool {
+        // Relaxed: a hint that may be a few blocks old.
+        if hash.is_multiple_of(ROOM_LOOK_EVERY) {
+            let capacity_bytes = self.capacity_bytes.load(Ordering::Relaxed);
+            let has_room = self.memory_bytes() + capacity_bytes / ROOM_PART < capacity_bytes;
+            self.had_room.store(has_room, Ordering::Relaxed);
+        }
+        self.had_room.load(Ordering::Relaxed)
     }
 
     pub(crate) fn forget_block(&self, key: BlockKey) {
