@@ -7,7 +7,7 @@
 //! 12  zero        u32
 //! 16  sequence    u64
 //! 24  hash        u64   keyed hash of the key
-//! 32  key, value, zeros up to a multiple of 8, of 64 if the item is longer than 128 bytes
+//! 32  key, value; what follows in the slot means nothing
 //! ```
 //!
 //! An item is reached only through an index entry that was stored after it was durable, so it needs no checksum
