@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use super::allocator::{Allocator, KIND_CLEAN_MARK, KIND_LOG, KIND_REDO, KIND_ROOT, KIND_TABLE};
 use super::growth::table_units;
 use super::hash_index::Table;
+use super::item_layout::SEQUENCE_MAX;
 use super::items::Items;
 use super::key_image;
 use super::ordered_index::OrderedIndex;
@@ -220,6 +221,7 @@ struct Walk<'a> {
 /// Why an entry is wrong.
 const LEADS_NOWHERE: &str = "an entry leads to no item, or to that of another";
 const OTHER_KEY: &str = "an entry leads to the item of another key";
+const NO_NUMBER: &str = "an entry leads to an item with a number that no write has";
 
 impl<'a> Walk<'a> {
     fn new(
@@ -359,6 +361,9 @@ impl<'a> Walk<'a> {
             let hash = hash_key(self.hash_seed, item.key).max(1);
             if item.hash != hash || entry.signature != hash {
                 return Err(wrong(OTHER_KEY));
+            }
+            if item.sequence > SEQUENCE_MAX {
+                return Err(wrong(NO_NUMBER));
             }
             last_sequence = last_sequence.max(item.sequence);
             rebuild.add(found, item.key, entry.position);
