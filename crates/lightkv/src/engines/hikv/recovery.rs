@@ -41,6 +41,9 @@ const FETCHED_BYTES_MAX: u64 = 512;
 const REGION_ENTRIES: u64 = 16 << 10;
 const REGIONS_MAX: usize = 512;
 
+/// Runs of all other kinds hold items.
+const KINDS_WITHOUT_ITEMS: [u8; 5] = [KIND_ROOT, KIND_TABLE, KIND_REDO, KIND_CLEAN_MARK, KIND_LOG];
+
 /// What is needed of a pool to work with it.
 #[derive(Debug)]
 pub(crate) struct Recovered {
@@ -161,8 +164,16 @@ fn apply_records(items: &Items, runs: &[Run], tables: &[Table]) -> Result<()> {
             return Err(items.damaged(run.offset, "a redo record names what is no entry"));
         }
     }
+    let is_for_items = |offset: u64, len_bytes: u64| {
+        let after = runs.partition_point(|run| run.offset <= offset);
+        let run = after.checked_sub(1).map(|at| runs[at]);
+        run.is_some_and(|run| {
+            !KINDS_WITHOUT_ITEMS.contains(&run.kind)
+                && offset + len_bytes <= run.offset + run.len_bytes
+        })
+    };
     for run in of_kind(runs, KIND_LOG) {
-        if !write_ahead_log::apply_left(items, *run, is_entry) {
+        if !write_ahead_log::apply_left(items, *run, is_entry, is_for_items) {
             return Err(items.damaged(run.offset, "a log record names what is no entry"));
         }
     }
