@@ -176,7 +176,10 @@ pub fn hikv_store(input: &[u8]) {
         Err(Error::Corruption { .. } | Error::NewerVersion { .. } | Error::NoSpace { .. }) => {
             return;
         }
-        Err(Error::InvalidOption { option, .. }) if option == "pool_bytes" => return,
+        Err(Error::InvalidOption {
+            option: "pool_bytes",
+            ..
+        }) => return,
         Err(error) => panic!("refused with {error:?}"),
     };
     db.verify().expect("what was accepted is sound");
