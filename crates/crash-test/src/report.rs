@@ -160,7 +160,7 @@ const CHECKS: [Check; 9] = [
     },
     Check {
         name: "models",
-        title: "Every order of steps, Miri and sanitizers",
+        title: "Every order of steps, Miri, address sanitizer",
         columns: &["tests"],
     },
 ];

@@ -521,8 +521,9 @@ mod tests {
     #[test]
     fn plain_copies_in_and_out_at_every_alignment() {
         let source: Vec<u8> = (1..=40).collect();
+        let step = if cfg!(miri) { 13 } else { 1 };
         for phase in 0..9 {
-            for len in 0..40 {
+            for len in (0..40).step_by(step) {
                 let mut memory = Memory([0; 2048]);
                 let mut back = vec![0; len];
                 // SAFETY: the memory is long enough.
