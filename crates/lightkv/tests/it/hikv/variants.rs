@@ -102,32 +102,6 @@ fn a_crash_at_any_fence_leaves_all_of_an_operation_or_nothing() {
     }
 }
 
-/// A process is killed before a fence, with the power on: what it stored is in the cache. The next one shows it, and then the
-/// power goes.
-#[test]
-fn what_recovery_has_shown_stays_when_the_power_goes() {
-    let tuning = Tuning::default();
-    let (files, backing) = (MemoryVfs::new(), EmulatedBacking::new());
-    let db = small(&tuning, &files, &backing).open("/store").unwrap();
-    db.put("a", "1").unwrap();
-    let images: Arc<Mutex<Vec<EmulatedBacking>>> = Arc::default();
-    let (observed, seen) = (backing.clone(), images.clone());
-    backing.observe_fences(Some(Arc::new(move || {
-        let killed = observed.model().after_kill();
-        seen.lock().push(EmulatedBacking::from_model(killed));
-    })));
-    db.put("b", "2").unwrap();
-    db.delete("a").unwrap();
-    backing.observe_fences(None);
-    let taken = std::mem::take(&mut *images.lock());
-    assert_eq!(taken.len(), 3);
-    for image in taken {
-        let shown = state_of(&tuning, &files, &image);
-        let image = EmulatedBacking::from_image(image.durable_image());
-        assert_eq!(state_of(&tuning, &files, &image), shown);
-    }
-}
-
 /// The record is the first thing that a put or delete makes durable, and it is enough.
 #[test]
 fn what_the_log_has_is_done_by_recovery() {
