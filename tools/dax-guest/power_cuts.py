@@ -132,6 +132,7 @@ def cut_again_and_again(
     start: Callable[[tuple[pathlib.Path, pathlib.Path], str], Machine],
     templates: tuple[pathlib.Path, pathlib.Path],
     work: pathlib.Path,
+    engine: str,
     cuts: int,
     seed: int,
 ) -> None:
@@ -145,7 +146,9 @@ def cut_again_and_again(
         chance = random.Random(f"{seed} {number}")
         # Small parts meet more splits, flushes and compactions; every fourth store has the defaults.
         size = "default" if number % 4 == 3 else "small"
-        store = Store(f"pool-on-dax/{size}", chance.getrandbits(63), totals)
+        # As crates/lightkv/tests/kill/setup.rs names it.
+        kind = "" if engine == "lightkv" else f"{engine}/"
+        store = Store(f"{kind}pool-on-dax/{size}", chance.getrandbits(63), totals)
         for template, image in zip(templates, images):
             # A plain copy would fill the holes.
             image.unlink(missing_ok=True)
@@ -172,7 +175,7 @@ def cut_again_and_again(
             totals[f"cut while {step}" if wanted else "closed"] += 1
         medium = store.medium
         number += 1
-        report(totals, number, medium, begin)
+        report(engine, totals, number, medium, begin)
     for image in images:
         image.unlink()
 
@@ -185,10 +188,10 @@ def console_of(machine: Machine) -> str:
     return "\n".join(f"    {line}" for line in shown)
 
 
-def report(totals: collections.Counter, stores: int, medium: str, begin: float) -> None:
+def report(engine: str, totals: collections.Counter, stores: int, medium: str, begin: float) -> None:
     moments = ", ".join(f"{count} {name}" for name, count in sorted(totals.items()) if name.startswith("cut"))
     print(
-        f"power cuts on {medium}: {stores} stores, {totals['starts']} starts ({moments}), "
+        f"power cuts of {engine} on {medium}: {stores} stores, {totals['starts']} starts ({moments}), "
         f"{totals['closed']} closed; {totals['acknowledged']} operations acknowledged, all found, "
         f"{totals['found beyond']} more; {time.monotonic() - begin:.0f} s",
         flush=True,

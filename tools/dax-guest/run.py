@@ -34,6 +34,9 @@ BINARIES = [("lightkv-pmem", "it"), ("lightkv", "kill")]
 # What of the platform is persistent, as QEMU calls it, and what that makes of its memory.
 GRANULARITIES = {"mem-ctrl": "cache-line", "cpu": "byte"}
 
+# Engines, and what their kill test calls its store.
+KILLED = {"lightkv": "a_pool", "hikv": "hash_tables"}
+
 PMEM_BYTES = 384 << 20
 DISK_BYTES = 1 << 30
 # Longest that the guest may be silent: for that of a test, and of 100 kills.
@@ -80,13 +83,13 @@ def pool_tests(start, images: tuple[pathlib.Path, pathlib.Path]) -> None:
             raise Failure(f"pool tests ended with {result}")
 
 
-def kill_tests(start, images: tuple[pathlib.Path, pathlib.Path], kills: int, seed: int) -> None:
+def kill_tests(start, images: tuple[pathlib.Path, pathlib.Path], engine: str, kills: int, seed: int) -> None:
     """Processes that are killed; the guest lives on."""
-    print(f"==> {kills} kills", flush=True)
+    print(f"==> {kills} kills, engine {engine}", flush=True)
     command = (
         f"TMPDIR=/disk LIGHTKV_KILL_POOL=/pmem LIGHTKV_KILL_CYCLES={kills} LIGHTKV_KILL_SEED={seed} "
         f"LIGHTKV_KILL_SLOWDOWN={SLOWDOWN} RUST_BACKTRACE=1 "
-        "./kill --nocapture --exact acknowledged_writes_survive_kills_with_a_pool_on_dax"
+        f"./kill --nocapture --exact acknowledged_writes_survive_kills_with_{KILLED[engine]}_on_dax"
     )
     with start(images, command) as machine:
         result = machine.follow(SILENCE_S)
@@ -98,6 +101,10 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Tests on real DAX, in a machine that QEMU emulates.")
     parser.add_argument("--kills", type=int, default=24, help="processes killed (default %(default)s)")
     parser.add_argument("--cuts", type=int, default=10, help="power cuts (default %(default)s)")
+    parser.add_argument(
+        "--engine", action="append", choices=list(KILLED),
+        help="only this engine in kills and cuts; may be repeated (default: all, one after the other)",
+    )
     parser.add_argument("--seed", type=int, default=1, help="of writes and moments (default %(default)s)")
     parser.add_argument(
         "--persistence",
@@ -146,11 +153,12 @@ def run(options: argparse.Namespace) -> None:
         copy_sparse(template, image)
     if not options.skip_pool_tests:
         pool_tests(start, images)
-    if options.kills > 0:
-        kill_tests(start, images, options.kills, options.seed)
-    if options.cuts > 0:
-        print(f"==> {options.cuts} power cuts", flush=True)
-        cut_again_and_again(start, templates, work, options.cuts, options.seed)
+    for engine in options.engine or KILLED:
+        if options.kills > 0:
+            kill_tests(start, images, engine, options.kills, options.seed)
+        if options.cuts > 0:
+            print(f"==> {options.cuts} power cuts, engine {engine}", flush=True)
+            cut_again_and_again(start, templates, work, engine, options.cuts, options.seed)
     for image in (*templates, *images):
         image.unlink()
     print("==> all passed", flush=True)

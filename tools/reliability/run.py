@@ -25,7 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # Different images of each pool. One of HiKV, which has no files to open, costs a third.
 POOLS = {
     "pool-split": 500_000, "pool-one-leaf": 500_000, "pool-byte": 500_000,
-    "hikv": 1_800_000, "hikv-byte": 1_800_000,
+    "hikv": 1_800_000, "hikv-byte": 1_800_000, "hikv-log": 200_000, "hikv-ranges": 200_000,
 }
 JOURNALS = ("journal-power", "journal-kill")
 # Stores that are opened and dropped thousands of times a second take memory from the C library, which would give each piece
@@ -50,6 +50,10 @@ class Part:
     # Whether it is at its best on one processor. What threads do to each other, and what a kill or a lost power meets,
     # wants all of them.
     is_pinned: bool = False
+    # Prints no counts of its own: its tests are counted.
+    counts_tests: bool = False
+    # Miri, and the address sanitizer.
+    needs_nightly: bool = False
 
     def text(self) -> str:
         """The command as a shell takes it."""
@@ -69,6 +73,47 @@ def explorer(*arguments: str) -> list[str]:
     return ["cargo", "run", "--release", "--locked", "-q", "-p", "lightkv-crash-test", "--", *arguments]
 
 
+def has_nightly() -> bool:
+    """Whether there is a compiler with Miri and the address sanitizer; installed where rustup can reach it."""
+    install = ["rustup", "toolchain", "install", "nightly", "--profile", "minimal"]
+    try:
+        subprocess.run(
+            [*install, "--component", "miri", "--component", "rust-src"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True,
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, "stderr", None) or error
+        print(f"skipped: Miri and the address sanitizer need a nightly compiler: {reason}", file=sys.stderr)
+        return False
+    return True
+
+
+def models() -> list[Part]:
+    """What shows more of an execution than running it does: every order of steps, undefined behaviour."""
+    target = "x86_64-unknown-linux-gnu"
+    own_build = lambda name: {"CARGO_TARGET_DIR": str(ROOT / "target" / name)}
+    parts = [Part(
+        "models", "loom", ["cargo", "test", "--release", "--locked", "-p", "lightkv", "--lib", "loom_tests"],
+        {"RUSTFLAGS": "--cfg loom", **own_build("loom")}, counts_tests=True,
+    )]
+    parts.append(Part(
+        "models", "Miri",
+        ["cargo", "+nightly", "miri", "test", "--locked", "-p", "lightkv-pmem", "--lib", "--", "--skip", "waste_time"],
+        # Pools of the tests are in temporary files, and the clock is read.
+        {"MIRIFLAGS": "-Zmiri-disable-isolation", **own_build("miri")}, counts_tests=True, needs_nightly=True,
+    ))
+    # Not that of threads: it knows nothing of fences, of which the epochs and the version locks consist.
+    parts.append(Part(
+        "models", "address sanitizer",
+        [
+            "cargo", "+nightly", "test", "-Zbuild-std", "--locked", "--target", target, "--lib",
+            "-p", "lightkv-pmem", "-p", "lightkv",
+        ],
+        {"RUSTFLAGS": "-Zsanitizer=address", **own_build("address-sanitizer")}, counts_tests=True, needs_nightly=True,
+    ))
+    return parts
+
+
 def long_form(seed: int) -> list[Part]:
     """Cheap ones first."""
     parts = []
@@ -78,6 +123,13 @@ def long_form(seed: int) -> list[Part]:
             "kills", medium.removeprefix("a_").replace("_", "-"),
             test("kill", f"acknowledged_writes_survive_kills_with_{medium}"),
             {"LIGHTKV_KILL_CYCLES": "700", "LIGHTKV_KILL_SEED": str(seed)},
+        ))
+    # Each process that comes back also compares the bytes in use with those that are reached.
+    for medium in ("memory", "a_file"):
+        parts.append(Part(
+            "kills", "hikv-pool-in-" + medium.removeprefix("a_"),
+            test("kill", f"acknowledged_writes_survive_kills_with_hash_tables_in_{medium}"),
+            {"LIGHTKV_KILL_CYCLES": "500", "LIGHTKV_KILL_SEED": str(seed)},
         ))
     # In halves, to have them side by side: they wait for mounts, and hardly need a processor.
     for system in ("ext4", "xfs"):
@@ -120,6 +172,7 @@ def long_form(seed: int) -> list[Part]:
             "--only", "crashes", "--configuration", name, "--seed", str(seed), "--pool-images", str(images),
             "--second-crash-every", "100", "--files-outcomes", "16", "--threads", "1",
         ), is_pinned=True))
+    parts.extend(models())
     parts.append(Part("fuzzing", "all targets", [
         "python3", "tools/fuzz/run.py", "--executions", "100000000", "--seed", str(seed), "--jobs", "1",
     ], is_pinned=True))
@@ -182,7 +235,7 @@ def run(part: Part, log: pathlib.Path, processor: int | None = None) -> list[dic
     begin = time.monotonic()
     processors = set(os.sched_getaffinity(0)) if processor is None else {processor}
     environment = {**os.environ, **MEMORY_STAYS, **part.environment}
-    counts, tail = [], []
+    counts, tail, tests = [], [], 0
     with log.open("w") as output:
         process = subprocess.Popen(
             part.command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -192,6 +245,7 @@ def run(part: Part, log: pathlib.Path, processor: int | None = None) -> list[dic
             output.write(line)
             output.flush()
             tail = [*tail[-40:], line]
+            tests += line.startswith("test ") and line.endswith("... ok\n")
             found = counted(line)
             if found is not None:
                 counts.append(found)
@@ -204,6 +258,11 @@ def run(part: Part, log: pathlib.Path, processor: int | None = None) -> list[dic
         "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1),
         "processors": len(processors),
     }
+    if part.counts_tests and status == 0 and tests > 0:
+        counts.append({
+            "check": part.check, "part": part.name, "seed": 0, "violations": 0, "counts": {"tests": tests},
+            "seconds": round(time.monotonic() - begin, 1),
+        })
     if status != 0 and not any(found["violations"] for found in counts):
         # A test that fails ends before it has counted.
         counts.append({
@@ -219,7 +278,7 @@ def run(part: Part, log: pathlib.Path, processor: int | None = None) -> list[dic
 
 
 def gather(directory: pathlib.Path, parts: list[Part], output: pathlib.Path, page: pathlib.Path) -> None:
-    """Writes what was counted so far, and the page of it."""
+    """Writes what was counted so far, and the page of it. Parts that were not run here stay as they were counted before."""
     found = []
     for part in parts:
         path = directory / f"{file_name(part)}.json"
@@ -227,6 +286,10 @@ def gather(directory: pathlib.Path, parts: list[Part], output: pathlib.Path, pag
             found.extend(json.loads(path.read_text()))
     for counts in found:
         counts["engine_commit"] = engine_commit(counts["commit"])
+    own = {(counts["check"], counts["part"]) for counts in found}
+    if output.exists():
+        before = json.loads(output.read_text())["parts"]
+        found = [counts for counts in before if (counts["check"], counts["part"]) not in own] + found
     output.write_text(json.dumps({"parts": found}, indent=2) + "\n")
     subprocess.run(
         explorer("report", str(output.resolve()), "--output", str(page.resolve())), cwd=ROOT, check=True
@@ -311,6 +374,8 @@ def main() -> None:
         for job, processor in zip(range(options.jobs), sorted(os.sched_getaffinity(0))):
             processors.put(processor)
         todo = [part for part in ([] if options.gather else wanted) if options.again or not is_done(part, options)]
+        if any(part.needs_nightly for part in todo) and not has_nightly():
+            todo = [part for part in todo if not part.needs_nightly]
         for is_sound in pool.map(lambda part: run_and_keep(part, options, processors), todo):
             failed += not is_sound
     if not options.short:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Does the suite notice bugs? Applies each patch beside this file to a copy of the tree and runs the checks.
 
-    python3 crates/crash-test/seeded-bugs/run.py [--directory D] [NAME ...]
+    python3 crates/crash-test/seeded-bugs/run.py [--directory D] [NUMBER ...]
 
 Prints for every bug which check caught it, and how long that took; fails if one was missed, does not apply or does not
 build any more. Checks go from cheap to dear, but the one that caught a bug the last time (`caught.json`) comes first.
@@ -65,6 +65,7 @@ CHECKS = [
     integration("opening and limits", "faults::opening", "faults::limits", "faults::process", "recovery", "regressions"),
     integration("failing calls of one store", "faults::io_errors", "faults::space"),
     integration("operations", "basics", "compaction", "checkpoint"),
+    integration("operations of hikv", "hikv"),
     crashes("scripts of crashes", "scripts"),
     crashes("crashes of the journal", "crashes_of_a_journal", "beside_a_journal"),
     crashes("crashes of the pool", "pool"),
@@ -201,6 +202,11 @@ def baseline(tree: Tree, limits_path: pathlib.Path) -> dict[str, float]:
     return limits
 
 
+def number(name: str) -> int:
+    """Bugs are in the order of their numbers."""
+    return int(name.split("-", 1)[0])
+
+
 def load() -> dict[str, dict]:
     return json.loads(CAUGHT.read_text()) if CAUGHT.exists() else {}
 
@@ -212,7 +218,7 @@ def note(name: str, found: dict | None) -> None:
         caught = load()
         caught[name] = found or {"check": None, "test": None, "is_short": False, "seconds": 0}
         known = {patch.stem for patch in HERE.glob("*.patch")}
-        caught = {name: caught[name] for name in sorted(caught) if name in known}
+        caught = {name: caught[name] for name in sorted(caught, key=number) if name in known}
         CAUGHT.write_text(json.dumps(caught, indent=2) + "\n")
         write_page(caught)
 
@@ -239,7 +245,7 @@ def write_page(caught: dict[str, dict]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="only patches whose names begin with one of these")
+    parser.add_argument("names", metavar="NUMBER", nargs="*", help="only patches of these numbers")
     parser.add_argument("--directory", type=pathlib.Path, default=ROOT / "target/seeded-bugs")
     parser.add_argument("--no-baseline", action="store_true", help="the checks are known to pass without a bug")
     parser.add_argument(
@@ -247,8 +253,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     patches = [
-        patch for patch in sorted(HERE.glob("*.patch"))
-        if not arguments.names or patch.name.startswith(tuple(arguments.names))
+        patch for patch in sorted(HERE.glob("*.patch"), key=lambda patch: number(patch.name))
+        if not arguments.names or patch.name.startswith(tuple(f"{name}-" for name in arguments.names))
     ]
     directory = arguments.directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)

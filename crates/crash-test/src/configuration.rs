@@ -18,6 +18,17 @@ pub enum Crash {
     Kill,
 }
 
+/// What is different from the engine as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variant {
+    /// Nothing.
+    None,
+    /// Writes go through a log first.
+    WriteAheadLog,
+    /// The ordered index is trees of ranges.
+    RangePartitioned,
+}
+
 /// A way to open a store, and to lose it.
 #[derive(Debug)]
 pub struct Configuration {
@@ -25,6 +36,8 @@ pub struct Configuration {
     pub name: &'static str,
     /// Which engine.
     pub engine: EngineKind,
+    /// How it differs from what everybody gets.
+    pub variant: Variant,
     /// What the pool promises; `None` if fresh data is in a journal.
     pub pool: Option<Granularity>,
     /// What ends lives.
@@ -36,10 +49,11 @@ pub struct Configuration {
 }
 
 /// All configurations that are explored.
-pub static CONFIGURATIONS: [Configuration; 7] = [
+pub static CONFIGURATIONS: [Configuration; 9] = [
     Configuration {
         name: "pool-split",
         engine: EngineKind::LightKv,
+        variant: Variant::None,
         pool: Some(Granularity::CacheLine),
         crash: Crash::PowerLoss,
         large_value_bytes: 400,
@@ -49,6 +63,7 @@ pub static CONFIGURATIONS: [Configuration; 7] = [
     Configuration {
         name: "pool-one-leaf",
         engine: EngineKind::LightKv,
+        variant: Variant::None,
         pool: Some(Granularity::CacheLine),
         crash: Crash::PowerLoss,
         large_value_bytes: 150,
@@ -58,6 +73,7 @@ pub static CONFIGURATIONS: [Configuration; 7] = [
     Configuration {
         name: "pool-byte",
         engine: EngineKind::LightKv,
+        variant: Variant::None,
         pool: Some(Granularity::Byte),
         crash: Crash::PowerLoss,
         large_value_bytes: 400,
@@ -67,6 +83,7 @@ pub static CONFIGURATIONS: [Configuration; 7] = [
     Configuration {
         name: "journal-power",
         engine: EngineKind::LightKv,
+        variant: Variant::None,
         pool: None,
         crash: Crash::PowerLoss,
         large_value_bytes: 400,
@@ -76,6 +93,7 @@ pub static CONFIGURATIONS: [Configuration; 7] = [
     Configuration {
         name: "journal-kill",
         engine: EngineKind::LightKv,
+        variant: Variant::None,
         pool: None,
         crash: Crash::Kill,
         large_value_bytes: 400,
@@ -86,6 +104,7 @@ pub static CONFIGURATIONS: [Configuration; 7] = [
     Configuration {
         name: "hikv",
         engine: EngineKind::HiKv,
+        variant: Variant::None,
         pool: Some(Granularity::CacheLine),
         crash: Crash::PowerLoss,
         large_value_bytes: 600,
@@ -95,11 +114,32 @@ pub static CONFIGURATIONS: [Configuration; 7] = [
     Configuration {
         name: "hikv-byte",
         engine: EngineKind::HiKv,
+        variant: Variant::None,
         pool: Some(Granularity::Byte),
         crash: Crash::PowerLoss,
         large_value_bytes: 400,
         leaf_entries: 4,
         max_leaf_nodes: 1,
+    },
+    Configuration {
+        name: "hikv-log",
+        engine: EngineKind::HiKv,
+        variant: Variant::WriteAheadLog,
+        pool: Some(Granularity::CacheLine),
+        crash: Crash::PowerLoss,
+        large_value_bytes: 600,
+        leaf_entries: 4,
+        max_leaf_nodes: 2,
+    },
+    Configuration {
+        name: "hikv-ranges",
+        engine: EngineKind::HiKv,
+        variant: Variant::RangePartitioned,
+        pool: Some(Granularity::CacheLine),
+        crash: Crash::PowerLoss,
+        large_value_bytes: 600,
+        leaf_entries: 4,
+        max_leaf_nodes: 2,
     },
 ];
 
@@ -139,6 +179,8 @@ impl Configuration {
             }),
             identity: Some(0x1D_5EED),
             inline_background: true,
+            write_ahead_log: self.variant == Variant::WriteAheadLog,
+            range_partitioned_index: self.variant == Variant::RangePartitioned,
             ..Tuning::default()
         };
         let mut options = Options::new()

@@ -94,7 +94,7 @@ struct Check {
     columns: &'static [&'static str],
 }
 
-const CHECKS: [Check; 8] = [
+const CHECKS: [Check; 9] = [
     Check {
         name: "crashes",
         title: "Crashes at every fence, sync and acknowledgement",
@@ -157,6 +157,11 @@ const CHECKS: [Check; 8] = [
         name: "fuzzing",
         title: "Inputs of every decoder",
         columns: &["executions", "edges"],
+    },
+    Check {
+        name: "models",
+        title: "Every order of steps, Miri, address sanitizer",
+        columns: &["tests"],
     },
 ];
 

@@ -219,6 +219,26 @@ pub const TARGETS: &[Target] = &[
         WINDOWS,
         10
     ),
+    target!(lightkv::fuzzing, hikv_root, hikv_root_seeds, 200, SMALL, 80),
+    target!(lightkv::fuzzing, hikv_item, hikv_item_seeds, 512, SMALL, 80),
+    target!(lightkv::fuzzing, hikv_redo, hikv_redo_seeds, 512, SMALL, 80),
+    target!(lightkv::fuzzing, hikv_log, hikv_log_seeds, 512, SMALL, 80),
+    target!(
+        lightkv::fuzzing,
+        hikv_entry_file,
+        hikv_entry_file_seeds,
+        1024,
+        SMALL,
+        20
+    ),
+    target!(
+        lightkv::fuzzing,
+        hikv_store,
+        hikv_store_seeds,
+        400,
+        WINDOWS,
+        2
+    ),
     target!(
         lightkv_cli::fuzzing,
         import_tsv,

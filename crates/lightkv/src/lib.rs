@@ -53,7 +53,12 @@ pub use options::{PoolMedium, Tuning};
 
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
-pub use engines::lightkv::fuzzing;
+pub mod fuzzing {
+    //! Bodies of the fuzz targets of all engines.
+
+    pub use crate::engines::hikv::fuzzing::*;
+    pub use crate::engines::lightkv::fuzzing::*;
+}
 
 /// Longest key in bytes (64 KiB). A longer one is refused with [`Error::KeyTooLarge`].
 pub const KEY_LEN_MAX_BYTES: usize = 64 << 10;

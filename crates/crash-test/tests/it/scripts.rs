@@ -30,3 +30,12 @@ fn a_redo_record_is_durable_before_recovery_applies_it() {
     let script: Script = serde_json::from_str(text).unwrap();
     assert_eq!(script.replay(), Ok(Replay::Passed));
 }
+
+/// The variant of HiKV with a log: the first put of a slab had its record and the slab's allocation under one fence. A power loss
+/// kept the record and not the slab, so recovery led an entry to where no items are, and refused the store.
+#[test]
+fn a_log_record_does_not_outlive_its_slab() {
+    let text = include_str!("scripts/log-record-outlives-its-slab.json");
+    let script: Script = serde_json::from_str(text).unwrap();
+    assert_eq!(script.replay(), Ok(Replay::Passed));
+}

@@ -144,14 +144,22 @@ fn acknowledged_writes_survive_kills_with_hash_tables_in_a_file() {
     kill_loop(EngineKind::HiKv, Medium::PoolInFile);
 }
 
-#[test]
-fn acknowledged_writes_survive_kills_with_a_pool_on_dax() {
+fn kill_loop_on_dax(engine: EngineKind) {
     if setup::dax_directory().is_none() {
         eprintln!("skipped: LIGHTKV_KILL_POOL names no directory on a DAX file system");
         return;
     }
-    kill_loop(EngineKind::LightKv, Medium::PoolOnDax);
-    kill_loop(EngineKind::HiKv, Medium::PoolOnDax);
+    kill_loop(engine, Medium::PoolOnDax);
+}
+
+#[test]
+fn acknowledged_writes_survive_kills_with_a_pool_on_dax() {
+    kill_loop_on_dax(EngineKind::LightKv);
+}
+
+#[test]
+fn acknowledged_writes_survive_kills_with_hash_tables_on_dax() {
+    kill_loop_on_dax(EngineKind::HiKv);
 }
 
 /// Not a test: the process whose volume loses power.

@@ -144,7 +144,7 @@ pub(crate) fn run(task: &str) {
         })
         .collect();
     let mut random = Random::new(task.start_seed);
-    child::check(&db, &plans, &models, &port, &mut random);
+    child::check(&db, &plans, &models, &port, task.setup, &mut random);
     port.say(format_args!("verified"));
     let first: Vec<u64> = models.iter().map(|model| model.through + 1).collect();
     let duration = task

@@ -189,7 +189,7 @@ pub(crate) fn run_child(task: &str) {
             .collect()
     };
     let mut random = Random::new(task.cycle_seed);
-    child::check(&db, &plans, &models, &progress, &mut random);
+    child::check(&db, &plans, &models, &progress, task.setup, &mut random);
     // What was lost has never been: the next writes follow it all the same.
     let models: Vec<ThreadModel> = models
         .into_iter()

@@ -27,20 +27,61 @@
 //! beside it, makes that durable, and switches the partition's word in the root by one 8-byte store. A crash
 //! leaves the one table or the other; what is in no use is freed by recovery. Readers go on in the old table.
 
-use std::sync::atomic::{AtomicU8, Ordering};
-
-use crossbeam_epoch::{Atomic, Guard, Owned};
 use crossbeam_utils::CachePadded;
 use lightkv_pmem::{Pool, Run};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::root_layout::{ENTRY_BYTES, Entry, LINE_BYTES, LINE_ENTRIES, TablePlace};
+use super::sync::{Atomic, AtomicU8, Guard, Ordering, Owned, destroy_later};
 use crate::Result;
+
+#[cfg(all(test, loom))]
+mod loom_tests;
 
 /// Lines of a full group: a page.
 const GROUP_LINES_LOG2: u32 = 6;
 /// A count that is so high stays so: it only makes readers look further.
 const OVERFLOW_STUCK: u8 = u8::MAX;
+
+/// Where entries are: the pool, or a model of it. As [`Pool`] says.
+pub(crate) trait EntryMemory {
+    fn load_u64(&self, offset: u64) -> u64;
+    fn load_u128(&self, offset: u64) -> u128;
+    fn store_u128(&self, offset: u64, value: u128);
+    fn touch_read(&self, offset: u64, len_bytes: u64);
+    fn write_nt(&self, offset: u64, bytes: &[u8]);
+    fn persist(&self, offset: u64, len_bytes: u64);
+}
+
+impl EntryMemory for Pool {
+    #[inline]
+    fn load_u64(&self, offset: u64) -> u64 {
+        self.load_u64(offset)
+    }
+
+    #[inline]
+    fn load_u128(&self, offset: u64) -> u128 {
+        self.load_u128(offset)
+    }
+
+    #[inline]
+    fn store_u128(&self, offset: u64, value: u128) {
+        self.store_u128(offset, value);
+    }
+
+    #[inline]
+    fn touch_read(&self, offset: u64, len_bytes: u64) {
+        self.touch_read(offset, len_bytes);
+    }
+
+    fn write_nt(&self, offset: u64, bytes: &[u8]) {
+        self.write_nt(offset, bytes);
+    }
+
+    fn persist(&self, offset: u64, len_bytes: u64) {
+        self.persist(offset, len_bytes);
+    }
+}
 
 /// What a group's lock protects, besides its entries.
 #[derive(Debug, Default)]
@@ -179,7 +220,7 @@ impl Table {
     #[inline]
     pub(crate) fn find(
         &self,
-        pool: &Pool,
+        pool: &impl EntryMemory,
         hash: u64,
         mut is_same: impl FnMut(u64) -> Result<bool>,
     ) -> Result<Option<(Slot, u64)>> {
@@ -208,7 +249,12 @@ impl Table {
     }
 
     /// The free entry that a new key gets; `None` if its group is full. The group is locked.
-    pub(crate) fn find_free(&self, pool: &Pool, hash: u64, except: &[Slot]) -> Option<Slot> {
+    pub(crate) fn find_free(
+        &self,
+        pool: &impl EntryMemory,
+        hash: u64,
+        except: &[Slot],
+    ) -> Option<Slot> {
         let home = hash & self.line_mask;
         for line in self.lines_from(home) {
             for index in 0..LINE_ENTRIES {
@@ -283,13 +329,13 @@ impl Table {
 }
 
 /// The table of twice the lines, on its way into the pool: bytes of one group's part after the other.
-pub(crate) struct GrowingTable<'a> {
+pub(crate) struct GrowingTable<'a, P: EntryMemory> {
     table: Table,
-    pool: &'a Pool,
+    pool: &'a P,
 }
 
-impl<'a> GrowingTable<'a> {
-    pub(crate) fn new(pool: &'a Pool, run: Run, lines_log2: u32) -> Self {
+impl<'a, P: EntryMemory> GrowingTable<'a, P> {
+    pub(crate) fn new(pool: &'a P, run: Run, lines_log2: u32) -> Self {
         let table = Table::new(run, lines_log2);
         // What lay there before must not be read as entries.
         let zeros = [0; 4096];
@@ -346,7 +392,7 @@ impl Partition {
     pub(crate) fn replace(&self, table: Table, guard: &Guard) {
         let old = self.table.swap(Owned::new(table), Ordering::AcqRel, guard);
         // SAFETY: the old table is unreachable for guards that begin from now on.
-        unsafe { guard.defer_destroy(old) };
+        unsafe { destroy_later(guard, old) };
     }
 }
 

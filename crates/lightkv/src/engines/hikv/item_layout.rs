@@ -16,6 +16,9 @@
 
 /// Bytes before the key.
 pub(crate) const HEADER_LEN: usize = 32;
+/// Largest number of a write: a store that draws a thousand million a second gets there in 290 years. An item with a
+/// larger one is damaged, whatever its checksum says: there might be no number behind it.
+pub(crate) const SEQUENCE_MAX: u64 = 1 << 63;
 
 /// Where an item stands, as its checksum is seeded with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

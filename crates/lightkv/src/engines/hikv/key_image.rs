@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use super::allocator::KIND_CLEAN_MARK;
 use super::entry_file::{EntryFileReader, EntryFileWriter};
 use super::entry_file_layout::{Header, Kind};
+use super::item_layout::SEQUENCE_MAX;
 use super::items::Items;
 use super::ordered_index::{EntryBatch, OrderedIndex, SortedPart, SortedPartBuilder};
 use super::store::Store;
@@ -137,6 +138,10 @@ pub(crate) fn read(
     let header = image.header;
     if header.count != entries {
         tracing::warn!("the key image has another number of keys than the pool and is not used");
+        return None;
+    }
+    if header.last_sequence > SEQUENCE_MAX {
+        tracing::warn!("the key image has a number that no write has and is not used");
         return None;
     }
     match read_parts(image, hash_seed, threads) {

@@ -53,6 +53,8 @@ mod batch;
 mod checkpoint;
 mod entry_file;
 mod entry_file_layout;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod growth;
 mod hash_index;
 mod inline_key;
@@ -73,6 +75,8 @@ mod root_layout;
 mod sampler;
 mod scan;
 mod size_classes;
+#[cfg(test)]
+mod space_tests;
 mod statistics;
 mod store;
 mod stripe;

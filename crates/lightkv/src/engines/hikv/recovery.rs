@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use super::allocator::{Allocator, KIND_CLEAN_MARK, KIND_LOG, KIND_REDO, KIND_ROOT, KIND_TABLE};
 use super::growth::table_units;
 use super::hash_index::Table;
+use super::item_layout::SEQUENCE_MAX;
 use super::items::Items;
 use super::key_image;
 use super::ordered_index::OrderedIndex;
@@ -39,6 +40,9 @@ const FETCHED_BYTES_MAX: u64 = 512;
 /// Entries of a region of the pool, about, and regions.
 const REGION_ENTRIES: u64 = 16 << 10;
 const REGIONS_MAX: usize = 512;
+
+/// Runs of all other kinds hold items.
+const KINDS_WITHOUT_ITEMS: [u8; 5] = [KIND_ROOT, KIND_TABLE, KIND_REDO, KIND_CLEAN_MARK, KIND_LOG];
 
 /// What is needed of a pool to work with it.
 #[derive(Debug)]
@@ -160,8 +164,16 @@ fn apply_records(items: &Items, runs: &[Run], tables: &[Table]) -> Result<()> {
             return Err(items.damaged(run.offset, "a redo record names what is no entry"));
         }
     }
+    let is_for_items = |offset: u64, len_bytes: u64| {
+        let after = runs.partition_point(|run| run.offset <= offset);
+        let run = after.checked_sub(1).map(|at| runs[at]);
+        run.is_some_and(|run| {
+            !KINDS_WITHOUT_ITEMS.contains(&run.kind)
+                && offset + len_bytes <= run.offset + run.len_bytes
+        })
+    };
     for run in of_kind(runs, KIND_LOG) {
-        if !write_ahead_log::apply_left(items, *run, is_entry) {
+        if !write_ahead_log::apply_left(items, *run, is_entry, is_for_items) {
             return Err(items.damaged(run.offset, "a log record names what is no entry"));
         }
     }
@@ -220,6 +232,7 @@ struct Walk<'a> {
 /// Why an entry is wrong.
 const LEADS_NOWHERE: &str = "an entry leads to no item, or to that of another";
 const OTHER_KEY: &str = "an entry leads to the item of another key";
+const NO_NUMBER: &str = "an entry leads to an item with a number that no write has";
 
 impl<'a> Walk<'a> {
     fn new(
@@ -359,6 +372,9 @@ impl<'a> Walk<'a> {
             let hash = hash_key(self.hash_seed, item.key).max(1);
             if item.hash != hash || entry.signature != hash {
                 return Err(wrong(OTHER_KEY));
+            }
+            if item.sequence > SEQUENCE_MAX {
+                return Err(wrong(NO_NUMBER));
             }
             last_sequence = last_sequence.max(item.sequence);
             rebuild.add(found, item.key, entry.position);

@@ -155,7 +155,16 @@ impl Reservation<'_> {
 
 /// Does what the log that a crash left in a run says, and empties it. `is_entry` as in [`super::redo::apply_left`];
 /// false: a record names what is no entry, or no place in the pool, and nothing was changed.
-pub(crate) fn apply_left(items: &Items, run: Run, is_entry: impl Fn(u64) -> bool) -> bool {
+///
+/// `is_for_items` says whether a run for items is at a place. A put whose place is in none is passed over: either the
+/// crash came before the fence of its record, which is that of the run's allocation too, so that the record survived
+/// and the run did not; or the run was given back since, and then a later record has the key.
+pub(crate) fn apply_left(
+    items: &Items,
+    run: Run,
+    is_entry: impl Fn(u64) -> bool,
+    is_for_items: impl Fn(u64, u64) -> bool,
+) -> bool {
     let pool = &items.pool;
     let mut bytes = vec![0; run.len_bytes as usize];
     pool.read(run.offset, &mut bytes);
@@ -188,6 +197,11 @@ pub(crate) fn apply_left(items: &Items, run: Run, is_entry: impl Fn(u64) -> bool
     if !records.iter().all(is_sound) {
         return false;
     }
+    records.retain(|record| {
+        record.item.is_none_or(|(position, value)| {
+            is_for_items(position, item_len(record.key.len(), value.len()))
+        })
+    });
     // A process that was killed may have left the log in the cache. A power loss in the middle of what follows must find
     // it whole.
     pool.persist(run.offset, run.len_bytes);

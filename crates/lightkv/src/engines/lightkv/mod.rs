@@ -60,7 +60,7 @@ mod compaction;
 mod durability;
 mod flush;
 #[cfg(feature = "fuzzing")]
-pub mod fuzzing;
+pub(crate) mod fuzzing;
 mod journal_entry_layout;
 mod key_gaps;
 pub(crate) mod key_sketch;
