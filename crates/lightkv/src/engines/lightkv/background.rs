@@ -64,6 +64,8 @@ struct Queue {
     installations: VecDeque<Installation>,
     /// What recovery replayed is still to be synced; holds the number of its last record.
     settle: Option<u64>,
+    /// Somebody has reason to believe that work on range deletions can go on.
+    ranges: bool,
     /// Flushes, merges and looks for merges that a thread is at.
     running: u64,
     stopped: bool,
@@ -96,6 +98,8 @@ enum Job {
     },
     /// Sync what recovery replayed.
     Settle(u64),
+    /// Remove what range deletions have left.
+    Ranges,
 }
 
 /// What a thread does.
@@ -112,7 +116,10 @@ enum Role {
 impl Job {
     /// Whether it changes tables or looks whether they ask for a change.
     fn is_about_tables(&self) -> bool {
-        !matches!(self, Self::Grow | Self::Relieve { .. } | Self::Settle(_))
+        !matches!(
+            self,
+            Self::Grow | Self::Relieve { .. } | Self::Settle(_) | Self::Ranges
+        )
     }
 
     /// The partition whose tables it merges.
@@ -162,6 +169,10 @@ impl Queue {
         if let Some(partition) = flush {
             return Some(Job::Flush(partition));
         }
+        // It may sync.
+        if role == Role::Flusher && (std::mem::take(&mut self.ranges) || store.is_purge_due()) {
+            return Some(Job::Ranges);
+        }
         if self.urgent || store.is_over_mark() {
             let is_urgent = std::mem::take(&mut self.urgent);
             return Some(Job::Relieve { is_urgent });
@@ -200,6 +211,8 @@ impl Background {
         let Some(store) = self.inline.get().and_then(Weak::upgrade) else {
             return false;
         };
+        // Moments may have been let go of since.
+        self.queue.lock().ranges |= store.range_count() > 0;
         let mut has_worked = false;
         let mut is_idle = false;
         while !is_idle {
@@ -297,6 +310,17 @@ impl Background {
         self.work.notify_all();
     }
 
+    /// Asks for a look at the range deletions.
+    pub(crate) fn look_at_ranges(&self) {
+        self.queue.lock().ranges = true;
+        self.work.notify_all();
+    }
+
+    /// Whether those who wait do the work of threads.
+    pub(crate) fn is_inline(&self) -> bool {
+        self.inline.get().is_some()
+    }
+
     pub(crate) fn queue_compaction(&self, partition: Arc<Partition>) {
         self.queue.lock().compactions.push_back(partition);
         self.work.notify_all();
@@ -316,7 +340,10 @@ impl Background {
             + queue.compactions.len()
             + queue.considerations.len()
             + queue.installations.len();
-        waiting as u64 + queue.running + u64::from(store.may_sweep())
+        waiting as u64
+            + queue.running
+            + u64::from(store.may_sweep())
+            + u64::from(store.has_ranges_to_purge())
     }
 
     /// Whether merges are to be given up, because the store closes.
@@ -417,6 +444,7 @@ impl Background {
             Job::Grow => store.buffer.grow_ahead(),
             Job::Relieve { is_urgent } => self.relieve(store, *is_urgent),
             Job::Settle(through) => store.settle_replayed(*through),
+            Job::Ranges => store.work_on_ranges(),
         }))
         .unwrap_or_else(|_| {
             Err(Error::Poisoned {
@@ -483,8 +511,11 @@ impl Background {
             super::flush::collect_garbage();
             store.tables.remove_discarded();
         }
+        let has_ranges = store.range_count() > 0;
         let mut queue = self.queue.lock();
         queue.running -= u64::from(job.is_about_tables());
+        // What the job did may have been what they waited for.
+        queue.ranges |= job.is_about_tables() && has_ranges;
         match result {
             Ok(()) => {
                 if matches!(job, Job::Flush(_)) {

@@ -38,11 +38,11 @@ const GIVE_WAY_WRITES: u64 = 16;
 
 /// An operation with what was derived from it once.
 #[derive(Debug)]
-struct Prepared<'a> {
-    kind: EntryKind,
-    signature: u32,
-    key: &'a [u8],
-    value: std::borrow::Cow<'a, [u8]>,
+pub(super) struct Prepared<'a> {
+    pub(super) kind: EntryKind,
+    pub(super) signature: u32,
+    pub(super) key: &'a [u8],
+    pub(super) value: std::borrow::Cow<'a, [u8]>,
 }
 
 /// Run and pool offset of a record that is still to be stored.
@@ -60,7 +60,7 @@ enum Attempt {
 }
 
 impl Prepared<'_> {
-    fn record_len(&self, in_batch: bool) -> u64 {
+    pub(super) fn record_len(&self, in_batch: bool) -> u64 {
         record_len(self.key.len(), self.value.len(), in_batch)
     }
 }
@@ -135,7 +135,14 @@ impl Store {
                 .prefetch_store(writer.cursor, record_bytes);
             match self.make_room(partition, &mut writer, operation, record_bytes, &guard)? {
                 Room::Ready => {
-                    break self.append(operation, payload.as_ref(), record_bytes, &mut writer)?;
+                    let draw = || self.last_sequence.fetch_add(1, Ordering::SeqCst) + 1;
+                    break self.append(
+                        operation,
+                        payload.as_ref(),
+                        record_bytes,
+                        &mut writer,
+                        draw,
+                    )?;
                 }
                 Room::Replaced => {}
                 Room::Exhausted => {
@@ -167,7 +174,7 @@ impl Store {
 
     /// Room in leaf and segment for one operation.
     #[inline]
-    fn make_room(
+    pub(super) fn make_room(
         &self,
         partition: &Arc<Partition>,
         writer: &mut Writer,
@@ -187,22 +194,23 @@ impl Store {
         self.reserve(writer, record_bytes)
     }
 
-    /// Stores and indexes one record; returns its number and the journal position after it. There is room for it.
+    /// Stores and indexes one record; returns its number and the journal position after it. There is room for it. The
+    /// number is what `draw` takes from the last one, sequentially consistent: see `in_flight`. It is called last of
+    /// all that can fail.
     #[inline]
-    fn append(
+    pub(super) fn append(
         &self,
         operation: &Prepared<'_>,
         payload: Option<&Payload<'_>>,
         record_bytes: u64,
         writer: &mut MutexGuard<'_, Writer>,
+        draw: impl FnOnce() -> u64,
     ) -> Result<(u64, JournalPosition)> {
         let announcement = self.announce()?;
         let (sequence, start, end) = match (self.journal.get(), payload) {
             (Some(journal), Some(payload)) => {
                 let appended = journal
-                    .append_payload(payload, 1, || {
-                        self.last_sequence.fetch_add(1, Ordering::SeqCst) + 1
-                    })
+                    .append_payload(payload, 1, draw)
                     .map_err(|error| self.journal_failed(error))?;
                 (
                     appended.first_sequence,
@@ -210,11 +218,7 @@ impl Store {
                     appended.end,
                 )
             }
-            _ => {
-                // SeqCst: see `in_flight`.
-                let sequence = self.last_sequence.fetch_add(1, Ordering::SeqCst) + 1;
-                (sequence, u64::MAX, JournalPosition::from_u64(0))
-            }
+            _ => (draw(), u64::MAX, JournalPosition::from_u64(0)),
         };
         // Only now: the buckets have come from memory while the journal took its copy. Growing, should it
         // be necessary, neither fails nor waits.
@@ -264,7 +268,7 @@ impl Store {
     /// Closing marks the store first and then waits for announcements, we announce first and then look
     /// at the mark, both sequentially consistent: either we see the mark or the closing waits for us.
     #[inline]
-    fn announce(&self) -> Result<super::in_flight::Announcement<'_>> {
+    pub(super) fn announce(&self) -> Result<super::in_flight::Announcement<'_>> {
         let announcement = self.in_flight.announce(&self.last_sequence);
         if self.health.is_closed() {
             Err(Error::Closed)
@@ -632,7 +636,11 @@ impl Store {
     }
 
     /// Waits a moment for flushes to free space; an error if they cannot, or not in time.
-    fn wait_for_room(&self, waiting: &mut Option<Instant>, deadline: Deadline) -> Result<()> {
+    pub(super) fn wait_for_room(
+        &self,
+        waiting: &mut Option<Instant>,
+        deadline: Deadline,
+    ) -> Result<()> {
         check_deadline(deadline, ROOM_INTERVAL)?;
         let since = waiting.get_or_insert_with(Instant::now);
         self.health.check()?;
