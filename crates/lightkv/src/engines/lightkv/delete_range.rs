@@ -8,8 +8,8 @@
 //! A range deletion with the number S deletes every record of its range with a smaller number. It is *promised* first: the
 //! manifest gets range and number, durably, while writers go on. The number lies so far ahead that no write has it yet. Then
 //! the numbers jump to it: a tombstone of the range's first key is written as by a put, with the first number
-//! from S on, while the partitions of the range are locked, and before they are unlocked the list that readers ask has the
-//! range.
+//! from S on, while the partitions of the range are locked. Where a put enters its record into the index, the list that
+//! readers ask is given the range instead: the tombstone itself is for recoveries.
 //!
 //! INVARIANTS. (1) A promise counts if and only if history reaches its number. So the tombstone is what makes it
 //! happen, in the order of all other writes and as durable as they are; after a crash the range is there whole or not at all,
@@ -29,7 +29,7 @@ use lightkv_table::EntryKind;
 use super::journal_entry_layout::encode_head;
 use super::manifest::{ManifestEdit, RangeDeletion};
 use super::pacing::{Deadline, check_deadline};
-use super::partition::Partition;
+use super::partition::{Partition, Writer};
 use super::room::Room;
 use super::store::Store;
 use super::write::Prepared;
@@ -218,16 +218,20 @@ impl Store {
                     .fetch_add(skipped + 1, Ordering::Relaxed);
                 sequence
             };
-            let (_, end) = self.append(&tombstone, payload.as_ref(), record_bytes, first, jump)?;
-            self.change_ranges(|present| {
-                let mut ranges = present.to_vec();
-                ranges.push(RangeDeletion {
-                    number,
-                    lower: key.to_vec(),
-                    upper: range.end.clone(),
-                });
-                ranges
-            });
+            // In the place of an index entry for the tombstone: readers see all of it at once, by the list.
+            let publish = |_: &Writer, _, _| {
+                self.change_ranges(|present| {
+                    let mut ranges = present.to_vec();
+                    ranges.push(RangeDeletion {
+                        number,
+                        lower: key.to_vec(),
+                        upper: range.end.clone(),
+                    });
+                    ranges
+                })
+            };
+            let steps = (jump, publish);
+            let (_, end) = self.append(&tombstone, payload.as_ref(), record_bytes, first, steps)?;
             drop(announcement);
             return Ok(Some(end));
         }

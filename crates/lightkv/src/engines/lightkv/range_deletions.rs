@@ -104,7 +104,7 @@ impl RangeDeletion {
 #[derive(Debug)]
 pub(crate) struct Retention {
     /// The moments held, ascending.
-    held: Vec<u64>,
+    pub(super) held: Vec<u64>,
     ranges: RangeList,
 }
 

@@ -22,10 +22,6 @@ use super::manifest::{ManifestEdit, RangeDeletion};
 use super::store::Store;
 use crate::Result;
 
-/// How long a range deletion waits for others before leaves are flushed and tables rewritten for it: a table is then rewritten
-/// once for all of them.
-const PURGE_DELAY: Duration = Duration::from_secs(2);
-
 /// So many range deletions do not wait.
 const PURGE_COUNT: usize = RANGES_MAX / 4;
 
@@ -117,7 +113,7 @@ impl Store {
         }
         let since = *schedule.waiting_since.get_or_insert(now);
         if ranges.len() >= PURGE_COUNT
-            || now.duration_since(since) >= PURGE_DELAY
+            || now.duration_since(since) >= self.sizes.range_purge_delay
             || self.background.is_inline()
         {
             schedule.through = last;

@@ -136,12 +136,15 @@ impl Store {
             match self.make_room(partition, &mut writer, operation, record_bytes, &guard)? {
                 Room::Ready => {
                     let draw = || self.last_sequence.fetch_add(1, Ordering::SeqCst) + 1;
+                    let publish = |writer: &Writer, offset, lookup| {
+                        self.index(writer, operation, offset, lookup);
+                    };
                     break self.append(
                         operation,
                         payload.as_ref(),
                         record_bytes,
                         &mut writer,
-                        draw,
+                        (draw, publish),
                     )?;
                 }
                 Room::Replaced => {}
@@ -194,9 +197,9 @@ impl Store {
         self.reserve(writer, record_bytes)
     }
 
-    /// Stores and indexes one record; returns its number and the journal position after it. There is room for it. The
-    /// number is what `draw` takes from the last one, sequentially consistent: see `in_flight`. It is called last of
-    /// all that can fail.
+    /// Stores and publishes one record; returns its number and the journal position after it. There is room for it. The
+    /// number is what `draw` takes from the last one, sequentially consistent: see `in_flight`; nothing fails from
+    /// there on. `publish` makes the record visible.
     #[inline]
     pub(super) fn append(
         &self,
@@ -204,7 +207,7 @@ impl Store {
         payload: Option<&Payload<'_>>,
         record_bytes: u64,
         writer: &mut MutexGuard<'_, Writer>,
-        draw: impl FnOnce() -> u64,
+        (draw, publish): (impl FnOnce() -> u64, impl FnOnce(&Writer, u64, Lookup)),
     ) -> Result<(u64, JournalPosition)> {
         let announcement = self.announce()?;
         let (sequence, start, end) = match (self.journal.get(), payload) {
@@ -245,7 +248,7 @@ impl Store {
         self.buffer.store(run, offset, tail, &fields);
         // Invariant 1. The one fence of a put: it also makes a run's allocation durable.
         self.buffer.fence();
-        self.index(writer, operation, offset, lookup);
+        publish(writer, offset, lookup);
         writer
             .run
             .as_ref()
