@@ -1,9 +1,11 @@
 //! Deleting ranges: what readers see at once, what is left afterwards, and what survives.
 
 use std::ops::Bound;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use lightkv::{Db, Error, KEY_LEN_MAX_BYTES, WriteOptions};
+use lightkv::{Db, Error, KEY_LEN_MAX_BYTES, Options, Tuning, WriteOptions};
+use lightkv_vfs::{Fault, FaultKind, Operation, Vfs};
 
 use crate::recovery::{Map, Medium, assert_holds, collect, key, put_all, value, wait_until};
 
@@ -139,7 +141,6 @@ fn large_values_go_with_their_files() {
         assert_holds(&db, &map);
         wait_until_purged(&db);
         let files = || medium.vfs.list("/store/values".as_ref()).unwrap().len();
-        use lightkv_vfs::Vfs;
         wait_until(|| {
             // Files go with their last reader.
             db.put(b"0", b"").unwrap();
@@ -240,6 +241,77 @@ fn a_power_loss_leaves_a_prefix() {
     }
 }
 
+/// Killed anywhere within it, a range deletion has happened or not, and what is written later stays.
+#[test]
+fn a_promise_that_was_not_kept_is_forgotten() {
+    for medium in both() {
+        let db = medium.open();
+        let mut map = Map::new();
+        put_all(&db, &mut map, 0..100, 0, 100);
+        db.flush().unwrap();
+        put_all(&db, &mut map, 100..200, 0, 100);
+        let images: Arc<Mutex<Vec<Medium>>> = Arc::default();
+        let observer = {
+            let (medium, images) = (medium.clone(), images.clone());
+            move |_| images.lock().unwrap().push(medium.kill_image())
+        };
+        medium.vfs.observe_changes(Some(Arc::new(observer)));
+        let mut after = map.clone();
+        delete_range(&db, &mut after, b"4", b"c");
+        medium.vfs.observe_changes(None);
+        let images = std::mem::take(&mut *images.lock().unwrap());
+        assert!(images.len() >= 2, "the manifest is written and synced");
+        for image in images {
+            let db = image.open();
+            let mut found = collect(&db);
+            assert!(found == map || found == after, "{} keys", found.len());
+            put_all(&db, &mut found, 50..150, 7, 50);
+            assert_holds(&db, &found);
+            delete_range(&db, &mut found, b"6", b"8");
+            assert_holds(&db, &found);
+            assert_holds(&image.kill_image().open(), &found);
+        }
+    }
+}
+
+/// Without space a range deletion fails whole, and the next one works.
+#[test]
+fn without_space_nothing_is_deleted() {
+    let calls = [
+        (Operation::Write, "MANIFEST"),
+        (Operation::SyncData, "MANIFEST"),
+        (Operation::Allocate, "journal"),
+    ];
+    for (operation, path) in calls {
+        for after_calls in 0..4 {
+            let mut medium = Medium::with_journal();
+            medium.tuning.journal_file_bytes = Some(16 << 10);
+            let db = medium.open();
+            let mut map = Map::new();
+            put_all(&db, &mut map, 0..300, 0, 50);
+            medium.vfs.inject(Fault {
+                operation,
+                kind: FaultKind::NoSpace,
+                after_calls,
+                permanent: false,
+                path_contains: Some(path.to_owned()),
+            });
+            match db.delete_range(b"3".as_slice()..b"d".as_slice()) {
+                Ok(()) => map.retain(|key, _| key[..] < b"3"[..] || key[..] >= b"d"[..]),
+                Err(error) => assert!(matches!(error, Error::NoSpace { .. }), "{error}"),
+            }
+            assert_holds(&db, &map);
+            medium.vfs.clear_faults();
+            assert_holds(&medium.kill_image().open(), &map);
+            wait_until(|| db.put(b"5", b"now").is_ok());
+            map.insert(b"5".to_vec(), b"now".to_vec());
+            delete_range(&db, &mut map, b"7", b"f");
+            assert_holds(&db, &map);
+            assert_holds(&medium.kill_image().open(), &map);
+        }
+    }
+}
+
 #[test]
 fn checkpoints_are_of_one_moment() {
     for medium in both() {
@@ -294,4 +366,75 @@ fn many_ranges_are_bounded_by_those_who_wait() {
     drop(snapshot);
     wait_until(|| db.delete_range(..).is_ok());
     assert!(db.get(b"key").unwrap().is_none());
+}
+
+/// What a way to delete all keys but the first and the last cost.
+#[derive(Debug)]
+struct Cost {
+    seconds: f64,
+    seconds_until_at_rest: f64,
+    bytes_written: u64,
+    space_bytes_before: u64,
+    space_bytes_after: u64,
+}
+
+fn cost_of_deleting(records: u64, delete: impl FnOnce(&Db)) -> Cost {
+    let directory = tempfile::tempdir().unwrap();
+    let tuning = Tuning {
+        range_purge_delay: Some(Duration::from_millis(100)),
+        ..Tuning::default()
+    };
+    let options = Options::new().tuning(tuning);
+    let db = options.open(directory.path().join("store")).unwrap();
+    let name = |number: u64| format!("{number:016}");
+    for number in 0..records {
+        db.put(name(number), value(number, 100)).unwrap();
+    }
+    db.flush().unwrap();
+    let is_at_rest = || {
+        let levels = db.stats().levels;
+        levels.pending_bytes == 0 && levels.pending_jobs == 0 && levels.range_deletions == 0
+    };
+    wait_until(is_at_rest);
+    let space_bytes_before = space_bytes(&db);
+    let before = db.stats().counters;
+    let start = Instant::now();
+    delete(&db);
+    let seconds = start.elapsed().as_secs_f64();
+    // Deletes that are still in the buffer give no space back.
+    db.flush().unwrap();
+    wait_until(is_at_rest);
+    let seconds_until_at_rest = start.elapsed().as_secs_f64();
+    let cost = db.stats().counters.since(&before);
+    assert_eq!(db.scan(..).count(), 2);
+    Cost {
+        seconds,
+        seconds_until_at_rest,
+        bytes_written: cost.journal_bytes_written + cost.table_bytes_written,
+        space_bytes_before,
+        space_bytes_after: space_bytes(&db),
+    }
+}
+
+/// Deleting a range costs nearly nothing, and as much space returns. `LIGHTKV_RANGE_RECORDS` makes it larger.
+#[test]
+fn a_range_costs_far_less_than_its_keys() {
+    let records = match std::env::var("LIGHTKV_RANGE_RECORDS") {
+        Ok(text) => text.parse().expect("a number of records"),
+        Err(_) => 60_000,
+    };
+    let name = |number: u64| format!("{number:016}");
+    let by_range = cost_of_deleting(records, |db| {
+        let (low, high) = (name(1), name(records - 1));
+        db.delete_range(low.as_bytes()..high.as_bytes()).unwrap();
+    });
+    let one_by_one = cost_of_deleting(records, |db| {
+        for number in 1..records - 1 {
+            db.delete(name(number)).unwrap();
+        }
+    });
+    eprintln!("{records} records, by range:   {by_range:?}");
+    eprintln!("{records} records, one by one: {one_by_one:?}");
+    assert!(by_range.bytes_written * 20 < one_by_one.bytes_written);
+    assert!(by_range.space_bytes_after * 20 < by_range.space_bytes_before);
 }

@@ -40,6 +40,7 @@ impl Medium {
                 journal_file_bytes: Some(64 << 10),
                 block_bytes: Some(256),
                 large_value_bytes: Some(3000),
+                range_purge_delay: Some(Duration::from_millis(20)),
                 ..Tuning::default()
             },
         }

@@ -133,6 +133,12 @@ impl Job {
 }
 
 impl Queue {
+    /// Whether no table is about to change.
+    fn is_quiet(&self) -> bool {
+        let waiting = self.flushes.len() + self.compactions.len() + self.installations.len();
+        waiting as u64 + self.running == 0
+    }
+
     /// Takes the next job of a role out of the queue; it counts as running from the same step on.
     fn take(&mut self, store: &Store, role: Role) -> Option<Job> {
         let job = self.next(store, role)?;
@@ -212,7 +218,7 @@ impl Background {
             return false;
         };
         // Moments may have been let go of since.
-        self.queue.lock().ranges |= store.range_count() > 0;
+        self.queue.lock().ranges |= store.has_ranges();
         let mut has_worked = false;
         let mut is_idle = false;
         while !is_idle {
@@ -221,14 +227,16 @@ impl Background {
                 while let Some(job) = self.next_inline(&store, role) {
                     // It is due as long as the buffer is over its mark, also if there is nothing to freeze.
                     let is_relief = matches!(job, Job::Relieve { .. });
+                    let is_look = matches!(job, Job::Ranges);
                     // What fails is tried again when somebody waits again.
                     if !self.perform(&store, job)
                         || is_relief && self.queue.lock().flushes.is_empty()
                     {
                         break;
                     }
-                    is_idle = false;
-                    has_worked = true;
+                    // What it found to do is in the queues.
+                    is_idle &= is_look;
+                    has_worked |= !is_look;
                 }
             }
         }
@@ -511,11 +519,11 @@ impl Background {
             super::flush::collect_garbage();
             store.tables.remove_discarded();
         }
-        let has_ranges = store.range_count() > 0;
+        let has_ranges = store.has_ranges();
         let mut queue = self.queue.lock();
         queue.running -= u64::from(job.is_about_tables());
-        // What the job did may have been what they waited for.
-        queue.ranges |= job.is_about_tables() && has_ranges;
+        // What the jobs did may have been what they waited for.
+        queue.ranges |= has_ranges && job.is_about_tables() && queue.is_quiet();
         match result {
             Ok(()) => {
                 if matches!(job, Job::Flush(_)) {

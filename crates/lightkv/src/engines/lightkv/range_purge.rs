@@ -26,7 +26,7 @@ use crate::Result;
 const PURGE_COUNT: usize = RANGES_MAX / 4;
 
 /// How long after a look at range deletions that could not be finished the next one comes.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// When range deletions are finished.
 #[derive(Debug, Default)]
@@ -89,12 +89,15 @@ impl Store {
         first.is_some_and(|first| held.first().is_none_or(|&oldest| first <= oldest))
     }
 
+    /// Whether there is a range deletion, or one that has to be taken back.
+    pub(crate) fn has_ranges(&self) -> bool {
+        self.range_count() > 0 || self.has_abandoned_ranges.load(Ordering::Relaxed)
+    }
+
     /// Whether a thread should look at the range deletions, also if nobody has asked for it.
     pub(crate) fn is_purge_due(&self) -> bool {
         // Without threads it is looked at when somebody waits.
-        if self.range_count() == 0 && !self.has_abandoned_ranges.load(Ordering::Relaxed)
-            || self.background.is_inline()
-        {
+        if !self.has_ranges() || self.background.is_inline() {
             return false;
         }
         let last_look = self.purge.lock().last_look;
@@ -171,7 +174,9 @@ impl Store {
                 }
             }
             drop(guard);
-            if has_unclean {
+            // Whoever works on it considers it again afterwards.
+            let is_claimed = || partition.try_lock().is_some_and(|writer| writer.compacting);
+            if has_unclean && !is_claimed() {
                 self.consider_compaction(&partition);
             }
         }

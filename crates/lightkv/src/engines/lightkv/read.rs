@@ -32,6 +32,8 @@ enum InTables {
     Cached(Found),
     /// The tables whose persistent leaves say that they have it, newest first.
     Candidates(Candidates),
+    /// Nothing yet: there are range deletions to be looked at.
+    BesideRanges,
 }
 
 /// Nearly always one or none, so the first needs no allocation.
@@ -89,10 +91,26 @@ impl Store {
 
     #[inline]
     fn find(&self, key: &[u8], sequence_max: u64) -> Result<Option<Value>> {
+        self.find_with::<false>(key, sequence_max)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_beside_ranges(&self, key: &[u8], sequence_max: u64) -> Result<Option<Value>> {
+        self.find_with::<true>(key, sequence_max)
+    }
+
+    /// Two versions, so that stores without range deletions pay for one look at their list and nothing else.
+    #[inline]
+    fn find_with<const RANGES: bool>(
+        &self,
+        key: &[u8],
+        sequence_max: u64,
+    ) -> Result<Option<Value>> {
         let (hash, signature) = self.hash(key);
         // What has a smaller number was deleted with a whole range of keys.
         let mut deleted_below = 0;
-        let in_tables = {
+        let in_tables = 'looked: {
             let guard = crossbeam_epoch::pin();
             // Under the guard: see `LightKv::wait_for_readers`.
             if self.health.is_closed() {
@@ -100,12 +118,15 @@ impl Store {
             }
             let (_, view, ranges) = self.consistent_view(&guard, || self.route(key, &guard));
             if let Some(ranges) = ranges.list() {
+                if !RANGES {
+                    break 'looked InTables::BesideRanges;
+                }
                 deleted_below = ranges.deleted_below(key, sequence_max);
             }
             view.top.index.prefetch(signature);
             for leaf in std::iter::once(&view.top).chain(&view.frozen) {
                 let limits = (sequence_max, deleted_below);
-                if let Some(found) = self.find_in_leaf(leaf, key, signature, limits) {
+                if let Some(found) = self.find_in_leaf::<RANGES>(leaf, key, signature, limits) {
                     match found {
                         InLeaf::Value(value) => return Ok(Some(value)),
                         InLeaf::Deleted => return Ok(None),
@@ -123,6 +144,7 @@ impl Store {
         let candidates = match in_tables {
             InTables::Cached(found) => return self.value_of(found, deleted_below),
             InTables::Candidates(candidates) => candidates,
+            InTables::BesideRanges => return self.find_beside_ranges(key, sequence_max),
         };
         for (table, probe) in candidates.first.into_iter().chain(candidates.more) {
             let reader = table.reader()?;
@@ -146,7 +168,7 @@ impl Store {
     }
 
     #[inline]
-    fn find_in_leaf(
+    fn find_in_leaf<const RANGES: bool>(
         &self,
         leaf: &Leaf,
         key: &[u8],
@@ -164,7 +186,7 @@ impl Store {
             }
             let record = self.version_at(record, sequence_max)?;
             Some(match record.kind {
-                _ if record.sequence < deleted_below => InLeaf::Deleted,
+                _ if RANGES && record.sequence < deleted_below => InLeaf::Deleted,
                 EntryKind::Put => InLeaf::Value(record.value.into()),
                 EntryKind::Delete => InLeaf::Deleted,
                 EntryKind::LargeValue => InLeaf::Large(record.value.into()),

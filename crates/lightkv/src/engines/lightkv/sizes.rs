@@ -52,7 +52,7 @@ const ROOM_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// How long a range deletion waits for others before leaves are flushed and tables rewritten for it: a table is then
 /// rewritten once for all of them.
-const RANGE_PURGE_DELAY: Duration = Duration::from_secs(2);
+const RANGE_PURGE_DELAY: Duration = Duration::from_secs(10);
 
 /// Fewest entries a leaf is split at: below, a split would only make tiny partitions of huge records.
 pub(crate) const SPLIT_ENTRIES_MIN: usize = 8;
