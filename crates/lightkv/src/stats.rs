@@ -158,7 +158,7 @@ numbers! {
         journal_bytes,
         /// Background work that waits, in bytes of its input.
         pending_bytes,
-        /// Flushes, merges and looks for garbage that wait or run. While this and `pending_bytes` are 0, the
+        /// Flushes, merges and looks for garbage that wait or run, and whether there are range deletions to be finished. While this and `pending_bytes` are 0, the
         /// tables stay as they are until somebody writes, or drops a snapshot or scan.
         pending_jobs,
     }
