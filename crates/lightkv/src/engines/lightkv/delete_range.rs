@@ -30,8 +30,10 @@ use super::journal_entry_layout::encode_head;
 use super::manifest::{ManifestEdit, RangeDeletion};
 use super::pacing::{Deadline, check_deadline};
 use super::partition::{Partition, Writer};
+use super::record_layout::RecordFields;
 use super::room::Room;
 use super::store::Store;
+use super::top_leaf::Lookup;
 use super::write::Prepared;
 use crate::db::KeyRange;
 use crate::{Error, Result, WriteOptions};
@@ -219,7 +221,7 @@ impl Store {
                 sequence
             };
             // In the place of an index entry for the tombstone: readers see all of it at once, by the list.
-            let publish = |_: &Writer, _, _| {
+            let publish = || {
                 self.change_ranges(|present| {
                     let mut ranges = present.to_vec();
                     ranges.push(RangeDeletion {
@@ -230,11 +232,58 @@ impl Store {
                     ranges
                 })
             };
-            let steps = (jump, publish);
-            let (_, end) = self.append(&tombstone, payload.as_ref(), record_bytes, first, steps)?;
+            let end = self.append_tombstone(&tombstone, payload.as_ref(), first, jump, publish)?;
             drop(announcement);
             return Ok(Some(end));
         }
+    }
+
+    /// Stores the tombstone as `Store::append` does, with the number that `draw` gives; where that one indexes its record,
+    /// `publish` makes the range deletion visible. A record of its own, so that puts pay nothing for it.
+    fn append_tombstone(
+        &self,
+        tombstone: &Prepared<'_>,
+        payload: Option<&Payload<'_>>,
+        writer: &mut Writer,
+        draw: impl FnOnce() -> u64,
+        publish: impl FnOnce(),
+    ) -> Result<JournalPosition> {
+        let record_bytes = tombstone.record_len(false);
+        let (sequence, start, end) = match (self.journal.get(), payload) {
+            (Some(journal), Some(payload)) => {
+                let appended = journal
+                    .append_payload(payload, 1, draw)
+                    .map_err(|error| self.journal_failed(error))?;
+                let start = appended.position.to_u64();
+                (appended.first_sequence, start, appended.end)
+            }
+            _ => (draw(), u64::MAX, JournalPosition::from_u64(0)),
+        };
+        // Sorted views find the record in its run, and older versions behind it.
+        let previous = match self.look_up(&writer.top, tombstone.key, tombstone.signature) {
+            Lookup::Found { offset, .. } => offset,
+            _ => 0,
+        };
+        let fields = RecordFields {
+            kind: tombstone.kind,
+            sequence,
+            previous,
+            signature: tombstone.signature,
+            batch: None,
+            key: tombstone.key,
+            value: &tombstone.value,
+        };
+        let offset = writer.cursor;
+        let Writer { run, tail, .. } = writer;
+        let run = run.as_ref().expect("room was reserved");
+        self.buffer.store(run, offset, tail, &fields);
+        self.buffer.fence();
+        publish();
+        run.commit(offset + record_bytes);
+        writer.top.segment.note(record_bytes, sequence, start);
+        writer.tombstones += 1;
+        writer.cursor = offset + record_bytes;
+        Ok(end)
     }
 
     /// How many range deletions are in effect.

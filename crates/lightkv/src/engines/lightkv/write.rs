@@ -135,17 +135,7 @@ impl Store {
                 .prefetch_store(writer.cursor, record_bytes);
             match self.make_room(partition, &mut writer, operation, record_bytes, &guard)? {
                 Room::Ready => {
-                    let draw = || self.last_sequence.fetch_add(1, Ordering::SeqCst) + 1;
-                    let publish = |writer: &Writer, offset, lookup| {
-                        self.index(writer, operation, offset, lookup);
-                    };
-                    break self.append(
-                        operation,
-                        payload.as_ref(),
-                        record_bytes,
-                        &mut writer,
-                        (draw, publish),
-                    )?;
+                    break self.append(operation, payload.as_ref(), record_bytes, &mut writer)?;
                 }
                 Room::Replaced => {}
                 Room::Exhausted => {
@@ -197,23 +187,22 @@ impl Store {
         self.reserve(writer, record_bytes)
     }
 
-    /// Stores and publishes one record; returns its number and the journal position after it. There is room for it. The
-    /// number is what `draw` takes from the last one, sequentially consistent: see `in_flight`; nothing fails from
-    /// there on. `publish` makes the record visible.
+    /// Stores and indexes one record; returns its number and the journal position after it. There is room for it.
     #[inline]
-    pub(super) fn append(
+    fn append(
         &self,
         operation: &Prepared<'_>,
         payload: Option<&Payload<'_>>,
         record_bytes: u64,
         writer: &mut MutexGuard<'_, Writer>,
-        (draw, publish): (impl FnOnce() -> u64, impl FnOnce(&Writer, u64, Lookup)),
     ) -> Result<(u64, JournalPosition)> {
         let announcement = self.announce()?;
         let (sequence, start, end) = match (self.journal.get(), payload) {
             (Some(journal), Some(payload)) => {
                 let appended = journal
-                    .append_payload(payload, 1, draw)
+                    .append_payload(payload, 1, || {
+                        self.last_sequence.fetch_add(1, Ordering::SeqCst) + 1
+                    })
                     .map_err(|error| self.journal_failed(error))?;
                 (
                     appended.first_sequence,
@@ -221,7 +210,11 @@ impl Store {
                     appended.end,
                 )
             }
-            _ => (draw(), u64::MAX, JournalPosition::from_u64(0)),
+            _ => {
+                // SeqCst: see `in_flight`.
+                let sequence = self.last_sequence.fetch_add(1, Ordering::SeqCst) + 1;
+                (sequence, u64::MAX, JournalPosition::from_u64(0))
+            }
         };
         // Only now: the buckets have come from memory while the journal took its copy. Growing, should it
         // be necessary, neither fails nor waits.
@@ -248,7 +241,7 @@ impl Store {
         self.buffer.store(run, offset, tail, &fields);
         // Invariant 1. The one fence of a put: it also makes a run's allocation durable.
         self.buffer.fence();
-        publish(writer, offset, lookup);
+        self.index(writer, operation, offset, lookup);
         writer
             .run
             .as_ref()
@@ -281,7 +274,12 @@ impl Store {
     }
 
     #[inline]
-    fn look_up(&self, leaf: &super::partition::Leaf, key: &[u8], signature: u32) -> Lookup {
+    pub(super) fn look_up(
+        &self,
+        leaf: &super::partition::Leaf,
+        key: &[u8],
+        signature: u32,
+    ) -> Lookup {
         leaf.index.lookup(signature, |offset| {
             // SAFETY: the lock's holder keeps the leaf, which keeps its records.
             let same = unsafe { self.buffer.has_key(offset, key) };
@@ -630,7 +628,7 @@ impl Store {
         Ok(reference.encode().to_vec())
     }
 
-    fn journal_failed(&self, error: lightkv_journal::JournalError) -> Error {
+    pub(super) fn journal_failed(&self, error: lightkv_journal::JournalError) -> Error {
         let error = Error::from(error);
         if !matches!(error, Error::NoSpace { .. } | Error::BatchTooLarge { .. }) {
             self.health.poison(&error);
