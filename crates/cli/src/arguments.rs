@@ -87,6 +87,8 @@ pub(crate) enum Command {
     Get(GetArguments),
     /// Remove a key; it need not exist
     Delete(DeleteArguments),
+    /// Remove all keys of a range, or with a prefix, at once
+    DeleteRange(DeleteRangeArguments),
     /// Print the records of a key range in key order, one a line, key and value separated by a tab
     Scan(ScanArguments),
     /// Load records from a file or from stdin
@@ -140,6 +142,24 @@ pub(crate) struct DeleteArguments {
     /// The key
     #[arg(value_name = "K")]
     pub(crate) key: OsString,
+
+    /// Return only when the removal survives power loss
+    #[arg(long)]
+    pub(crate) sync: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DeleteRangeArguments {
+    #[command(flatten)]
+    pub(crate) range: RangeArguments,
+
+    /// Only keys that start with this
+    #[arg(long, value_name = "P")]
+    pub(crate) prefix: Option<OsString>,
+
+    /// Remove every key of the store; needed where no range and no prefix is given
+    #[arg(long, conflicts_with_all = ["from", "to", "prefix"])]
+    pub(crate) all: bool,
 
     /// Return only when the removal survives power loss
     #[arg(long)]

@@ -34,31 +34,53 @@ impl Digest {
 type Change = (Vec<u8>, Option<Arc<[u8]>>);
 
 /// Writes that happen together or not at all.
-#[derive(Clone, Debug, Default)]
-pub struct Group(Vec<Change>);
+#[derive(Clone, Debug)]
+pub enum Group {
+    /// Changes of single keys, in order.
+    Keys(Vec<Change>),
+    /// All keys of a range are deleted: from the first one, to the one before the second.
+    Range(Vec<u8>, Option<Vec<u8>>),
+}
 
 impl Group {
     /// What an operation writes; `None` if it leaves contents as they are.
     pub fn of(operation: &Operation) -> Option<Self> {
+        if let Operation::DeleteRange { from, to, .. } = operation {
+            return Some(Self::Range(
+                from.0.clone(),
+                to.as_ref().map(|to| to.0.clone()),
+            ));
+        }
         let writes = operation.writes();
         let group = |(key, value): (Bytes, Option<crate::operation::ValueOf>)| {
             (key.0, value.map(|value| value.bytes().into()))
         };
-        (!writes.is_empty()).then(|| Self(writes.into_iter().map(group).collect()))
+        (!writes.is_empty()).then(|| Self::Keys(writes.into_iter().map(group).collect()))
     }
 
-    /// The keys it writes.
+    /// The keys it writes one by one.
     pub fn keys(&self) -> impl Iterator<Item = &Vec<u8>> {
-        self.0.iter().map(|(key, _)| key)
+        let changes = match self {
+            Self::Keys(changes) => &changes[..],
+            Self::Range(..) => &[],
+        };
+        changes.iter().map(|(key, _)| key)
     }
 
     /// Changes contents.
     pub fn apply(&self, contents: &mut Contents) {
-        for (key, value) in &self.0 {
-            match value {
-                Some(value) => contents.insert(key.clone(), Arc::clone(value)),
-                None => contents.remove(key),
-            };
+        match self {
+            Self::Keys(changes) => {
+                for (key, value) in changes {
+                    match value {
+                        Some(value) => contents.insert(key.clone(), Arc::clone(value)),
+                        None => contents.remove(key),
+                    };
+                }
+            }
+            Self::Range(from, to) => {
+                contents.retain(|key, _| key < from || to.as_ref().is_some_and(|to| key >= to))
+            }
         }
     }
 }

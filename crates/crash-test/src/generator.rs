@@ -29,11 +29,12 @@ impl Generator {
 
     fn operation(&mut self) -> Operation {
         match self.random.below(100) {
-            0..=51 => Operation::Put {
+            0..=48 => Operation::Put {
                 key: self.key(),
                 value: self.value(),
                 sync: self.random.once_in(5),
             },
+            49..=51 => self.delete_range(),
             52..=64 => Operation::Delete { key: self.key() },
             65..=79 => Operation::Batch {
                 writes: (0..self.random.within(2..7))
@@ -54,6 +55,22 @@ impl Generator {
             }
             _ => Operation::Reopen,
         }
+    }
+
+    fn delete_range(&mut self) -> Operation {
+        let (mut from, mut to) = (self.key(), Some(self.key()));
+        if let Some(high) = &mut to
+            && *high < from
+        {
+            std::mem::swap(&mut from, high);
+        }
+        match self.random.below(6) {
+            0 => from = Bytes::default(),
+            1 => to = None,
+            _ => {}
+        }
+        let sync = self.random.once_in(5);
+        Operation::DeleteRange { from, to, sync }
     }
 
     fn value(&mut self) -> ValueOf {

@@ -8,6 +8,7 @@
 //! A life without background threads depends on nothing but its beginning and its operations, so the cut of
 //! some number is the same in every run.
 
+use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
@@ -291,6 +292,13 @@ pub(crate) fn perform(
             db.put_with(&key.0, value.bytes(), WriteOptions::new().sync(*sync))?;
         }
         Operation::Delete { key } => db.delete(&key.0)?,
+        Operation::DeleteRange { from, to, sync } => {
+            let end = to
+                .as_ref()
+                .map_or(Bound::Unbounded, |to| Bound::Excluded(&to.0[..]));
+            let range = (Bound::Included(&from.0[..]), end);
+            db.delete_range_with(range, WriteOptions::new().sync(*sync))?;
+        }
         Operation::Batch { writes } => {
             let mut batch = WriteBatch::new();
             for (key, value) in writes {
@@ -316,7 +324,7 @@ pub(crate) fn perform(
 /// Whether everything acknowledged survives a power loss once the operation has returned.
 pub(crate) fn makes_safe(operation: &Operation) -> bool {
     match operation {
-        Operation::Put { sync, .. } => *sync,
+        Operation::Put { sync, .. } | Operation::DeleteRange { sync, .. } => *sync,
         Operation::Delete { .. } | Operation::Batch { .. } => false,
         Operation::Flush
         | Operation::Compact

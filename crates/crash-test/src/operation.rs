@@ -95,6 +95,17 @@ pub enum Operation {
         /// The key.
         key: Bytes,
     },
+    /// `Db::delete_range`.
+    DeleteRange {
+        /// Its first key.
+        from: Bytes,
+        /// The first key after it; none: to the last key.
+        #[serde(default)]
+        to: Option<Bytes>,
+        /// `WriteOptions::sync`.
+        #[serde(default)]
+        sync: bool,
+    },
     /// `Db::write`.
     Batch {
         /// In the order in which the batch holds them.
@@ -116,7 +127,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// What it writes; empty for what does not change contents.
+    /// What it writes key by key; empty for what does not change contents, and for a range that is deleted.
     pub fn writes(&self) -> Vec<Write> {
         match self {
             Self::Put { key, value, .. } => vec![(key.clone(), Some(*value))],

@@ -104,6 +104,68 @@ impl Db {
         self.engine.write_batch(&batch, options)
     }
 
+    /// Deletes all keys of a range at once, whatever their number. Readers see it whole or not at all; snapshots and scans that
+    /// were made before do not see it. A range that ends before it begins is empty, as for [`Db::scan`].
+    ///
+    /// Costs a sync of a few bytes, and a short wait of those who write in the range. What was deleted takes space until
+    /// background work, or a merge, has removed it: tables that lie wholly in the range at once, the rest within
+    /// seconds. Snapshots and scans that were made before hold that up.
+    ///
+    /// The engine `hikv` has to find and delete the keys one by one, in batches: there only each batch is atomic, a crash or
+    /// an error may leave a part of the keys, and a key that is written meanwhile may be deleted or stay.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let db = lightkv::Db::open(directory.path()).unwrap();
+    /// db.delete_range(b"2024-01".as_slice()..b"2024-07".as_slice())?;
+    /// # Ok::<(), lightkv::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Db::put`], and [`Error::TooManyRangeDeletions`]. Nothing was deleted then (`lightkv`).
+    pub fn delete_range<'a>(&self, range: impl RangeBounds<&'a [u8]>) -> Result<()> {
+        self.delete_range_with(range, WriteOptions::new())
+    }
+
+    /// As [`Db::delete_range`], with options.
+    ///
+    /// # Errors
+    /// As [`Db::delete_range`] and [`Db::put_with`].
+    pub fn delete_range_with<'a>(
+        &self,
+        range: impl RangeBounds<&'a [u8]>,
+        options: WriteOptions,
+    ) -> Result<()> {
+        self.delete_keys(KeyRange::new(range), options)
+    }
+
+    /// Deletes all keys that start with a prefix; otherwise as [`Db::delete_range`].
+    ///
+    /// # Errors
+    /// As [`Db::delete_range`].
+    pub fn delete_prefix(&self, prefix: impl AsRef<[u8]>) -> Result<()> {
+        self.delete_prefix_with(prefix, WriteOptions::new())
+    }
+
+    /// As [`Db::delete_prefix`], with options.
+    ///
+    /// # Errors
+    /// As [`Db::delete_range_with`].
+    pub fn delete_prefix_with(
+        &self,
+        prefix: impl AsRef<[u8]>,
+        options: WriteOptions,
+    ) -> Result<()> {
+        self.delete_keys(prefix_range(prefix.as_ref()), options)
+    }
+
+    fn delete_keys(&self, range: KeyRange, options: WriteOptions) -> Result<()> {
+        match range.within_key_limit().filter(|range| !range.is_empty()) {
+            Some(range) => self.engine.clone().delete_range(&range, options),
+            None => Ok(()),
+        }
+    }
+
     /// The entries of a key range as of now, in order; `.rev()` for descending order.
     ///
     /// ```
@@ -255,6 +317,20 @@ impl KeyRange {
         Self { start, end }
     }
 
+    /// The same keys between bounds that are no longer than keys may be; `None` if no key is that large.
+    fn within_key_limit(self) -> Option<Self> {
+        // Of the keys that start with the bound's first bytes only those bytes themselves are short enough, and they
+        // are smaller than the bound.
+        let shortened = |bound: Vec<u8>| match bound.get(..KEY_LEN_MAX_BYTES) {
+            Some(start) if bound.len() > KEY_LEN_MAX_BYTES => prefix_range(start).end,
+            _ => Some(bound),
+        };
+        Some(Self {
+            start: shortened(self.start)?,
+            end: self.end.and_then(shortened),
+        })
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.end.as_ref().is_some_and(|end| *end <= self.start)
     }
@@ -288,6 +364,23 @@ mod tests {
         assert_eq!(prefix_range(b"a\xff\xff").end.as_deref(), Some(&b"b"[..]));
         assert_eq!(prefix_range(b"\xff").end, None);
         assert_eq!(prefix_range(b"").end, None);
+    }
+
+    #[test]
+    fn long_bounds_are_replaced_by_short_ones() {
+        let longest = vec![7; KEY_LEN_MAX_BYTES];
+        let beyond = [&longest[..], b"x"].concat();
+        let mut next = longest.clone();
+        next[KEY_LEN_MAX_BYTES - 1] = 8;
+        let range = KeyRange::new(&longest[..]..&beyond);
+        let range = range.within_key_limit().unwrap();
+        assert_eq!((&range.start, range.end.as_ref()), (&longest, Some(&next)));
+        let range = KeyRange::new(&beyond[..]..).within_key_limit().unwrap();
+        assert_eq!((range.start, range.end), (next, None));
+        let largest = vec![u8::MAX; KEY_LEN_MAX_BYTES + 1];
+        assert!(KeyRange::new(&largest[..]..).within_key_limit().is_none());
+        let range = KeyRange::new(..&largest[..]).within_key_limit().unwrap();
+        assert_eq!(range.end, None);
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub(crate) trait Engine: Send + Sync {
     fn write_one(&self, key: &[u8], value: Option<&[u8]>, options: WriteOptions) -> Result<()>;
     /// Applies all operations of a batch or none.
     fn write_batch(&self, batch: &WriteBatch, options: WriteOptions) -> Result<()>;
+    /// Deletes all keys of a range that is not empty and whose bounds are no longer than keys.
+    fn delete_range(self: Arc<Self>, range: &KeyRange, options: WriteOptions) -> Result<()>;
     /// Starts an iteration at a snapshot held by the caller, or at a moment of its own.
     fn scan(self: Arc<Self>, range: KeyRange, at: Option<u64>) -> Result<Box<dyn EngineScan>>;
     /// Registers the present moment; everything visible at it stays readable until released.

@@ -46,6 +46,15 @@ pub enum Error {
         /// The memory budget in bytes.
         limit_bytes: u64,
     },
+    /// There are as many range deletions as a store can have at a time, and none could be finished for half a minute: snapshots
+    /// and scans that were made before them are held. Nothing was deleted.
+    #[error(
+        "{limit} range deletions wait for older snapshots and scans; finish or drop those, then try again"
+    )]
+    TooManyRangeDeletions {
+        /// Most range deletions at a time.
+        limit: usize,
+    },
     /// A write would have had to wait beyond its deadline ([`crate::WriteOptions::deadline`]). Nothing was
     /// written.
     #[error("the write would have to wait beyond its deadline; nothing was written, try it later")]

@@ -109,6 +109,8 @@ pub struct Tuning {
     pub large_value_bytes: Option<usize>,
     /// How long a write waits for room in the buffer before it fails with [`Error::BufferFull`].
     pub room_wait_max: Option<Duration>,
+    /// How long a range deletion waits for others before leaves are flushed and tables rewritten for it; default: 10 s.
+    pub range_purge_delay: Option<Duration>,
     /// Bytes that a pool may have; default: ample for the buffer. Below 32 MiB it is the size of its one extent.
     pub pool_bytes: Option<u64>,
     /// Identity and hash secret of a new store; default: random numbers. Not 0.

@@ -64,6 +64,10 @@ numbers! {
         compactions,
         /// Tables that changed their weight without being rewritten: they did not overlap.
         table_moves,
+        /// Deletions of whole ranges of keys.
+        range_deletions,
+        /// Tables that were dropped unread: a range deletion had deleted all that was in them.
+        table_drops,
         /// Writes that were delayed to let background work keep up.
         stalls,
         /// All delays together, in microseconds.
@@ -93,6 +97,8 @@ impl Counters {
             flushes: self.flushes - earlier.flushes,
             compactions: self.compactions - earlier.compactions,
             table_moves: self.table_moves - earlier.table_moves,
+            range_deletions: self.range_deletions - earlier.range_deletions,
+            table_drops: self.table_drops - earlier.table_drops,
             stalls: self.stalls - earlier.stalls,
             stall_us_total: self.stall_us_total - earlier.stall_us_total,
             stall_us_max: self.stall_us_max,
@@ -144,13 +150,15 @@ numbers! {
         partitions,
         /// Sorted tables.
         tables,
+        /// Range deletions that have left records which background work has still to remove.
+        range_deletions,
         /// Bytes of the store's files, tables, values, manifest and journal.
         space_bytes,
         /// Bytes of journal that cannot be recycled yet, included in `space_bytes`.
         journal_bytes,
         /// Background work that waits, in bytes of its input.
         pending_bytes,
-        /// Flushes, merges and looks for garbage that wait or run. While this and `pending_bytes` are 0, the
+        /// Flushes, merges and looks for garbage that wait or run, and whether there are range deletions to be finished. While this and `pending_bytes` are 0, the
         /// tables stay as they are until somebody writes, or drops a snapshot or scan.
         pending_jobs,
     }

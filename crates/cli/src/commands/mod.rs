@@ -18,6 +18,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Command::Put(command) => point::put(store, command),
         Command::Get(command) => point::get(store, command),
         Command::Delete(command) => point::delete(store, command),
+        Command::DeleteRange(command) => scan::delete_range(store, command),
         Command::Scan(command) => scan::scan(store, command),
         Command::Import(command) => import::import(store, command),
         Command::Export(command) => export::export(store, command),

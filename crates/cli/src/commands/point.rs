@@ -60,7 +60,7 @@ pub(crate) fn get(store: &StoreArguments, command: &GetArguments) -> Result<(), 
 }
 
 /// Tells a program that the write is done; people see it from the silence.
-fn acknowledge(store: &StoreArguments) -> Result<(), Failure> {
+pub(super) fn acknowledge(store: &StoreArguments) -> Result<(), Failure> {
     if !store.json {
         return Ok(());
     }

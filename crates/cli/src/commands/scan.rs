@@ -1,8 +1,11 @@
-//! Key ranges.
+//! Key ranges: scan, delete-range.
 
 use std::ops::Bound;
 
-use crate::arguments::{RangeArguments, ScanArguments, StoreArguments};
+use lightkv::WriteOptions;
+
+use super::point::acknowledge;
+use crate::arguments::{DeleteRangeArguments, RangeArguments, ScanArguments, StoreArguments};
 use crate::escape::escape_into;
 use crate::failure::Failure;
 use crate::formats::JsonRecord;
@@ -48,6 +51,27 @@ pub(crate) fn scan(store: &StoreArguments, command: &ScanArguments) -> Result<()
         }
         output.flush()
     })
+}
+
+pub(crate) fn delete_range(
+    store: &StoreArguments,
+    command: &DeleteRangeArguments,
+) -> Result<(), Failure> {
+    let mut range = KeyRange::new(store, &command.range)?;
+    if let Some(prefix) = &command.prefix {
+        range.restrict_to_prefix(&argument_bytes(store, prefix)?);
+    }
+    // A bound that a script left empty must not remove everything either.
+    if range.start.is_empty() && range.end.is_none() && !command.all {
+        let message =
+            "this would remove every key; give --from, --to or --prefix, or --all if it is meant";
+        return Err(Failure::Usage(message.to_owned()));
+    }
+    with_store(store, IfMissing::Fail, |db| {
+        let options = WriteOptions::new().sync(command.sync);
+        Ok(db.delete_range_with(range.bounds(), options)?)
+    })?;
+    acknowledge(store)
 }
 
 /// From a first key, inclusive, to a last one, exclusive.

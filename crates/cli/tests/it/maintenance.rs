@@ -2,7 +2,7 @@
 
 use crate::command::{Store, bare_command, data_set, json, run};
 
-const COUNTERS: [&str; 18] = [
+const COUNTERS: [&str; 20] = [
     "puts",
     "gets_hit",
     "gets_miss",
@@ -18,12 +18,14 @@ const COUNTERS: [&str; 18] = [
     "splits",
     "flushes",
     "compactions",
+    "range_deletions",
+    "table_drops",
     "stalls",
     "stall_us_total",
     "stall_us_max",
 ];
 
-const LEVELS: [&str; 9] = [
+const LEVELS: [&str; 10] = [
     "flushed_keys",
     "index_bytes_flushed",
     "index_bytes_memory",
@@ -31,6 +33,7 @@ const LEVELS: [&str; 9] = [
     "cache_bytes",
     "partitions",
     "tables",
+    "range_deletions",
     "pending_bytes",
     "pending_jobs",
 ];

@@ -52,6 +52,58 @@ fn ranges_prefixes_order_and_limits() {
 }
 
 #[test]
+fn ranges_and_prefixes_are_removed_at_once() {
+    for (arguments, left) in [
+        ("--from b1 --to b3", "a1 b3 c1"),
+        ("--from b2", "a1 b1"),
+        ("--to b2 --sync", "b2 b3 c1"),
+        ("--prefix b", "a1 c1"),
+        ("--prefix b --from b2", "a1 b1 c1"),
+        ("--from c --to b", "a1 b1 b2 b3 c1"),
+        ("--all", ""),
+    ] {
+        for engine in ["lightkv", "hikv"] {
+            let store = Store::new();
+            let sorted = b"a1\tzero\nb1\tone\nb2\ttwo\nb3\tthree\nc1\tfour\n";
+            let import = ["import", "--format", "tsv", "-", "--engine", engine];
+            store.run_with_input(&import, sorted).succeeded();
+            // Only the engine `lightkv` has a journal that can be synced.
+            let arguments = match engine {
+                "hikv" => arguments.replace(" --sync", ""),
+                _ => arguments.to_owned(),
+            };
+            let command = format!("delete-range {arguments} --engine {engine}");
+            let words: Vec<&str> = command.split_whitespace().collect();
+            assert_eq!(store.must(&words), "");
+            let scan = format!("--engine {engine}");
+            assert_eq!(keys(&store, &scan), left, "{engine}: {arguments}");
+        }
+    }
+}
+
+#[test]
+fn everything_is_removed_only_if_it_is_asked_for() {
+    let store = five();
+    for arguments in [
+        &["delete-range"][..],
+        &["delete-range", "--prefix", ""],
+        &["delete-range", "--from", ""],
+    ] {
+        store.run(arguments).failed(2, &["--all"]);
+    }
+    let refused = store.run(&["delete-range", "--all", "--prefix", "b"]);
+    assert_eq!(refused.code, 2);
+    assert!(refused.stderr.contains("--prefix"), "{}", refused.stderr);
+    assert_eq!(keys(&store, ""), "a1 b1 b2 b3 c1");
+    let answer = store.must(&["delete-range", "--prefix", "b", "--json"]);
+    assert_eq!(json(&answer), json!({ "ok": true }));
+    let missing = Store::new();
+    missing
+        .run(&["delete-range", "--all"])
+        .failed(1, &["no store"]);
+}
+
+#[test]
 fn special_bytes_are_escaped_and_json_keeps_them() {
     let store = Store::new();
     store.must(&["put", "a\\tb", "\\x00\\xff\\n", "--escape"]);

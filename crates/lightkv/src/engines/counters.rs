@@ -26,6 +26,10 @@ pub(crate) struct EngineCounters {
     pub(crate) flushes: AtomicU64,
     pub(crate) compactions: AtomicU64,
     pub(crate) table_moves: AtomicU64,
+    pub(crate) range_deletions: AtomicU64,
+    pub(crate) table_drops: AtomicU64,
+    /// Sequence numbers that no put or delete has.
+    pub(crate) numbers_not_put: AtomicU64,
     pub(crate) value_bytes_written: AtomicU64,
     pub(crate) delays: DelayHistogram,
 }

@@ -52,7 +52,7 @@ use queue::{INTERRUPTED, Leadership, PendingCommit, Queue};
 use state::CountedState;
 pub(crate) use state::{
     JournalTruncation, ManifestEdit, ManifestState, PartitionEdit, PartitionMetadata,
-    PartitionTable, TableMetadata,
+    PartitionTable, RangeDeletion, TableMetadata,
 };
 
 /// A log up to this length in bytes is never written anew.

@@ -11,12 +11,12 @@
 
 use super::manifest::{
     JournalTruncation, ManifestEdit, ManifestState, PartitionEdit, PartitionMetadata,
-    PartitionTable, TableMetadata,
+    PartitionTable, RangeDeletion, TableMetadata,
 };
 use crate::engines::lightkv::key_sketch::KeySketch;
 
 /// The newest format that this release reads, and the one it writes. It reads all before, too.
-pub(crate) const FORMAT_VERSION: u32 = 2;
+pub(crate) const FORMAT_VERSION: u32 = 3;
 
 /// First bytes of every manifest.
 const MAGIC: [u8; 8] = *b"LKVMANIF";
@@ -43,12 +43,9 @@ pub(crate) const CURRENT_NAME: &str = "CURRENT";
 /// Its next content, before the rename.
 pub(crate) const CURRENT_TEMPORARY_NAME: &str = "CURRENT.tmp";
 
-const KIND_SNAPSHOT: u8 = 3;
-const KIND_EDITS: u8 = 4;
-
-// Of version 1, in which tables have no key statistics.
-const KIND_SNAPSHOT_V1: u8 = 1;
-const KIND_EDITS_V1: u8 = 2;
+// By version: in the first tables have no key statistics, and before the third there are no range deletions.
+const KINDS_SNAPSHOT: [u8; 3] = [1, 3, 5];
+const KINDS_EDITS: [u8; 3] = [2, 4, 6];
 
 /// Last byte of every payload; not zero, so that a sector of zeros never passes for the end of a record.
 const END_MARK: u8 = 0xa5;
@@ -60,7 +57,11 @@ const HAS_COMPLETE_THROUGH: u64 = 1 << 2;
 const HAS_POOL_IDENTITY: u64 = 1 << 3;
 const HAS_JOURNAL_TRUNCATIONS: u64 = 1 << 4;
 const HAS_JOURNAL_FIRST_GENERATION: u64 = 1 << 5;
-const HAS_ALL: u64 = (1 << 6) - 1;
+const HAS_REMOVED_RANGES: u64 = 1 << 6;
+const HAS_ADDED_RANGES: u64 = 1 << 7;
+const HAS_ALL: u64 = (1 << 8) - 1;
+/// The fields that version 2 knows.
+const HAS_ALL_V2: u64 = (1 << 6) - 1;
 
 const _: () = assert!(HEADER_LEN_BYTES == 8 + 4 + 4 + 8 + 8 + 4 + 4);
 const _: () = assert!(RECORD_HEADER_LEN_BYTES == 4 + 4 + 4 + 4);
@@ -229,7 +230,7 @@ pub(crate) fn seal_record(record: &mut [u8], place: &RecordPlace) -> Result<(), 
 /// A record with the whole state, to be sealed.
 pub(crate) fn encode_snapshot(state: &ManifestState) -> Vec<u8> {
     let mut out = vec![0; RECORD_HEADER_LEN_BYTES];
-    out.push(KIND_SNAPSHOT);
+    out.push(KINDS_SNAPSHOT[2]);
     for value in [
         state.store_identity,
         state.hash_seed,
@@ -243,6 +244,7 @@ pub(crate) fn encode_snapshot(state: &ManifestState) -> Vec<u8> {
         put_varint(&mut out, value);
     }
     put_truncations(&mut out, &state.journal_truncations);
+    put_ranges(&mut out, &state.range_deletions);
     put_varint(&mut out, state.tables.len() as u64);
     for table in state.tables.values() {
         put_table(&mut out, table);
@@ -260,7 +262,7 @@ pub(crate) fn encode_snapshot(state: &ManifestState) -> Vec<u8> {
 /// A record with edits that are acknowledged together, to be sealed.
 pub(crate) fn encode_edits<'a>(edits: impl ExactSizeIterator<Item = &'a ManifestEdit>) -> Vec<u8> {
     let mut out = vec![0; RECORD_HEADER_LEN_BYTES];
-    out.push(KIND_EDITS);
+    out.push(KINDS_EDITS[2]);
     put_varint(&mut out, edits.len() as u64);
     for edit in edits {
         put_edit(&mut out, edit);
@@ -284,6 +286,14 @@ fn put_edit(out: &mut Vec<u8>, edit: &ManifestEdit) {
     for (bit, value) in numbers {
         present |= if value.is_some() { bit } else { 0 };
     }
+    present |= match edit.removed_ranges[..] {
+        [] => 0,
+        _ => HAS_REMOVED_RANGES,
+    };
+    present |= match edit.added_ranges[..] {
+        [] => 0,
+        _ => HAS_ADDED_RANGES,
+    };
     put_varint(out, present);
     for value in numbers.into_iter().filter_map(|(_, value)| value) {
         put_varint(out, value);
@@ -291,20 +301,22 @@ fn put_edit(out: &mut Vec<u8>, edit: &ManifestEdit) {
     if let Some(truncations) = &edit.journal_truncations {
         put_truncations(out, truncations);
     }
+    if !edit.removed_ranges.is_empty() {
+        put_varint(out, edit.removed_ranges.len() as u64);
+        for number in &edit.removed_ranges {
+            put_varint(out, *number);
+        }
+    }
+    if !edit.added_ranges.is_empty() {
+        put_ranges(out, &edit.added_ranges);
+    }
     put_varint(out, edit.added_tables.len() as u64);
     for table in &edit.added_tables {
         put_table(out, table);
     }
     put_varint(out, edit.partitions.len() as u64);
     for partition in &edit.partitions {
-        put_bytes(out, &partition.lower);
-        match &partition.upper {
-            None => out.push(0),
-            Some(upper) => {
-                out.push(1);
-                put_bytes(out, upper);
-            }
-        }
+        put_bounds(out, &partition.lower, partition.upper.as_deref());
         put_varint(out, partition.flushed_through);
         put_partition_tables(out, &partition.tables);
     }
@@ -316,6 +328,25 @@ fn put_truncations(out: &mut Vec<u8>, truncations: &[JournalTruncation]) {
         put_varint(out, truncation.generation);
         put_varint(out, truncation.end_offset);
         put_varint(out, truncation.next_generation);
+    }
+}
+
+fn put_ranges(out: &mut Vec<u8>, ranges: &[RangeDeletion]) {
+    put_varint(out, ranges.len() as u64);
+    for range in ranges {
+        put_varint(out, range.number);
+        put_bounds(out, &range.lower, range.upper.as_deref());
+    }
+}
+
+fn put_bounds(out: &mut Vec<u8>, lower: &[u8], upper: Option<&[u8]>) {
+    put_bytes(out, lower);
+    match upper {
+        None => out.push(0),
+        Some(upper) => {
+            out.push(1);
+            put_bytes(out, upper);
+        }
     }
 }
 
@@ -338,6 +369,7 @@ fn put_table(out: &mut Vec<u8>, table: &TableMetadata) {
     for number in &table.references {
         put_varint(out, *number);
     }
+    put_varint(out, table.ranges_applied_through);
 }
 
 fn put_partition_tables(out: &mut Vec<u8>, tables: &[PartitionTable]) {
@@ -372,7 +404,7 @@ pub(crate) struct DecodeError {
 
 /// The state in a payload. Its inner consistency is not checked here.
 pub(crate) fn decode_snapshot(payload: &[u8]) -> Result<ManifestState, DecodeError> {
-    let mut input = Input::new(payload, [KIND_SNAPSHOT_V1, KIND_SNAPSHOT])?;
+    let mut input = Input::new(payload, KINDS_SNAPSHOT)?;
     let mut state = ManifestState {
         store_identity: input.varint()?,
         hash_seed: input.varint()?,
@@ -383,6 +415,10 @@ pub(crate) fn decode_snapshot(payload: &[u8]) -> Result<ManifestState, DecodeErr
         complete_through: input.varint()?,
         journal_first_generation: input.varint()?,
         journal_truncations: input.list(3, Input::truncation)?,
+        range_deletions: match input.version {
+            3.. => input.list(RANGE_LEN_MIN_BYTES, Input::range_deletion)?,
+            _ => Vec::new(),
+        },
         ..ManifestState::default()
     };
     for table in input.list(TABLE_LEN_MIN_BYTES, Input::table)? {
@@ -411,7 +447,7 @@ pub(crate) fn decode_snapshot(payload: &[u8]) -> Result<ManifestState, DecodeErr
 
 /// The edits in a payload. Whether they fit the state is not checked here.
 pub(crate) fn decode_edits(payload: &[u8]) -> Result<Vec<ManifestEdit>, DecodeError> {
-    let mut input = Input::new(payload, [KIND_EDITS_V1, KIND_EDITS])?;
+    let mut input = Input::new(payload, KINDS_EDITS)?;
     let edits = input.list(3, Input::edit)?;
     input.end()?;
     Ok(edits)
@@ -419,27 +455,28 @@ pub(crate) fn decode_edits(payload: &[u8]) -> Result<Vec<ManifestEdit>, DecodeEr
 
 /// Fewest bytes that a table takes: nine fields.
 const TABLE_LEN_MIN_BYTES: usize = 9;
+/// Fewest bytes that a range deletion takes: three fields.
+const RANGE_LEN_MIN_BYTES: usize = 3;
 
 /// Reads a payload; every length is checked against the bytes left before it is believed.
 struct Input<'a> {
     payload: &'a [u8],
     offset: usize,
-    /// Whether tables have key statistics.
-    has_key_statistics: bool,
+    version: u32,
 }
 
 impl<'a> Input<'a> {
-    /// A payload of one of two kinds: that of version 1, and the present one.
-    fn new(payload: &'a [u8], [first, present]: [u8; 2]) -> Result<Self, DecodeError> {
+    /// A payload of one of the kinds that the versions have for it.
+    fn new(payload: &'a [u8], kinds: [u8; 3]) -> Result<Self, DecodeError> {
         let mut input = Self {
             payload,
             offset: 0,
-            has_key_statistics: false,
+            version: 0,
         };
-        match input.byte()? {
-            kind if kind == first => {}
-            kind if kind == present => input.has_key_statistics = true,
-            _ => {
+        let kind = input.byte()?;
+        match (1..).zip(kinds).find(|(_, known)| *known == kind) {
+            Some((version, _)) => input.version = version,
+            None => {
                 return Err(DecodeError {
                     offset: 0,
                     message: "this kind of record is not expected",
@@ -527,7 +564,7 @@ impl<'a> Input<'a> {
     /// Different keys of a table, and their sketch. A table of version 1 counts as one whose keys are all
     /// different, and lie in no other table.
     fn key_statistics(&mut self, entries: u64) -> Result<(u64, Option<KeySketch>), DecodeError> {
-        if !self.has_key_statistics {
+        if self.version < 2 {
             return Ok((entries, None));
         }
         let distinct_keys = self.varint()?;
@@ -557,6 +594,10 @@ impl<'a> Input<'a> {
             smallest_key: self.bytes()?,
             largest_key: self.bytes()?,
             references: self.list(1, Self::varint)?,
+            ranges_applied_through: match self.version {
+                3.. => self.varint()?,
+                _ => 0,
+            },
         })
     }
 
@@ -578,14 +619,31 @@ impl<'a> Input<'a> {
         Ok((lower, partition))
     }
 
+    fn bounds(&mut self) -> Result<(Vec<u8>, Option<Vec<u8>>), DecodeError> {
+        let lower = self.bytes()?;
+        let upper = match self.byte()? {
+            0 => None,
+            1 => Some(self.bytes()?),
+            _ => return Err(self.error("a bound is neither there nor missing")),
+        };
+        Ok((lower, upper))
+    }
+
+    fn range_deletion(&mut self) -> Result<RangeDeletion, DecodeError> {
+        let number = self.varint()?;
+        let (lower, upper) = self.bounds()?;
+        Ok(RangeDeletion {
+            number,
+            lower,
+            upper,
+        })
+    }
+
     fn partition_edit(&mut self) -> Result<PartitionEdit, DecodeError> {
+        let (lower, upper) = self.bounds()?;
         Ok(PartitionEdit {
-            lower: self.bytes()?,
-            upper: match self.byte()? {
-                0 => None,
-                1 => Some(self.bytes()?),
-                _ => return Err(self.error("a bound is neither there nor missing")),
-            },
+            lower,
+            upper,
             flushed_through: self.varint()?,
             tables: self.partition_tables()?,
         })
@@ -593,7 +651,11 @@ impl<'a> Input<'a> {
 
     fn edit(&mut self) -> Result<ManifestEdit, DecodeError> {
         let present = self.varint()?;
-        if present & !HAS_ALL != 0 {
+        let known = match self.version {
+            3.. => HAS_ALL,
+            _ => HAS_ALL_V2,
+        };
+        if present & !known != 0 {
             return Err(self.error("an edit has an unknown field"));
         }
         let mut number = |bit| match present & bit {
@@ -609,6 +671,14 @@ impl<'a> Input<'a> {
             journal_truncations: match present & HAS_JOURNAL_TRUNCATIONS {
                 0 => None,
                 _ => Some(self.list(3, Self::truncation)?),
+            },
+            removed_ranges: match present & HAS_REMOVED_RANGES {
+                0 => Vec::new(),
+                _ => self.list(1, Self::varint)?,
+            },
+            added_ranges: match present & HAS_ADDED_RANGES {
+                0 => Vec::new(),
+                _ => self.list(RANGE_LEN_MIN_BYTES, Self::range_deletion)?,
             },
             added_tables: self.list(TABLE_LEN_MIN_BYTES, Self::table)?,
             partitions: self.list(4, Self::partition_edit)?,

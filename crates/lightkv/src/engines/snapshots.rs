@@ -88,6 +88,8 @@ impl Snapshots {
 #[derive(Debug)]
 pub(crate) struct VersionFilter<'a> {
     held: &'a [u64],
+    /// Numbers of the range deletions over the key that no version offered so far was older than, ascending.
+    deletions: &'a [u64],
     /// Sequence number of the last version that was kept; `None` before the newest.
     kept: Option<u64>,
 }
@@ -95,12 +97,33 @@ pub(crate) struct VersionFilter<'a> {
 impl<'a> VersionFilter<'a> {
     /// A filter for the versions of one key; `held` ascending, from [`Snapshots::list`].
     pub(crate) fn new(held: &'a [u64]) -> Self {
-        Self { held, kept: None }
+        Self {
+            held,
+            deletions: &[],
+            kept: None,
+        }
+    }
+
+    /// The key was deleted at these numbers as well, ascending: each stands for a version that says so, and that
+    /// need not be kept itself.
+    pub(crate) fn with_deletions(self, deletions: &'a [u64]) -> Self {
+        Self { deletions, ..self }
     }
 
     /// Whether a reader may still need this version: it is the newest, or some moment lies between it
     /// and the next newer version that was kept.
+    #[inline]
     pub(crate) fn keep(&mut self, sequence: u64) -> bool {
+        while let [newer @ .., deletion] = self.deletions
+            && *deletion > sequence
+        {
+            self.deletions = newer;
+            self.keep_version(*deletion);
+        }
+        self.keep_version(sequence)
+    }
+
+    fn keep_version(&mut self, sequence: u64) -> bool {
         let needed = match self.kept {
             None => true,
             Some(newer) => {

@@ -3,6 +3,7 @@
 mod basics;
 mod compaction;
 mod costs;
+mod delete_range;
 mod faults;
 mod hikv;
 mod linearizability;

@@ -17,17 +17,17 @@ use lightkv_vfs::MemoryVfs;
 
 /// A store in memory.
 #[derive(Clone)]
-struct Medium {
-    vfs: MemoryVfs,
+pub(super) struct Medium {
+    pub(super) vfs: MemoryVfs,
     /// The pool, if there is one.
     backing: Option<EmulatedBacking>,
-    tuning: Tuning,
+    pub(super) tuning: Tuning,
 }
 
-type Map = BTreeMap<Vec<u8>, Vec<u8>>;
+pub(super) type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 
 impl Medium {
-    fn with_journal() -> Self {
+    pub(super) fn with_journal() -> Self {
         Self {
             vfs: MemoryVfs::new(),
             backing: None,
@@ -40,19 +40,20 @@ impl Medium {
                 journal_file_bytes: Some(64 << 10),
                 block_bytes: Some(256),
                 large_value_bytes: Some(3000),
+                range_purge_delay: Some(Duration::from_millis(20)),
                 ..Tuning::default()
             },
         }
     }
 
-    fn with_pool() -> Self {
+    pub(super) fn with_pool() -> Self {
         Self {
             backing: Some(EmulatedBacking::new()),
             ..Self::with_journal()
         }
     }
 
-    fn options(&self) -> Options {
+    pub(super) fn options(&self) -> Options {
         let options = Options::new()
             .memory_budget(16 << 20)
             .compaction_size(2)
@@ -66,16 +67,25 @@ impl Medium {
         }
     }
 
-    fn try_open(&self) -> Result<Db> {
+    /// For a checkpoint, which has no pool.
+    pub(super) fn copy_options(&self) -> Options {
+        let files_only = Self {
+            backing: None,
+            ..self.clone()
+        };
+        files_only.options()
+    }
+
+    pub(super) fn try_open(&self) -> Result<Db> {
         self.options().open("/store")
     }
 
-    fn open(&self) -> Db {
+    pub(super) fn open(&self) -> Db {
         self.try_open().unwrap()
     }
 
     /// What kill -9 leaves.
-    fn kill_image(&self) -> Self {
+    pub(super) fn kill_image(&self) -> Self {
         // The pool first: see the model's medium.
         let backing = self.backing.as_ref().map(EmulatedBacking::kill_image);
         Self {
@@ -86,7 +96,7 @@ impl Medium {
     }
 
     /// What a power loss leaves.
-    fn crash_image(&self, seed: u64) -> Self {
+    pub(super) fn crash_image(&self, seed: u64) -> Self {
         let backing = self
             .backing
             .as_ref()
@@ -99,20 +109,26 @@ impl Medium {
     }
 }
 
-fn key(number: u64) -> Vec<u8> {
+pub(super) fn key(number: u64) -> Vec<u8> {
     // Neighbours are far apart, so that all partitions are met.
     let mixed = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     format!("{mixed:016x}").into_bytes()
 }
 
-fn value(number: u64, len: usize) -> Vec<u8> {
+pub(super) fn value(number: u64, len: usize) -> Vec<u8> {
     let mut bytes = number.to_le_bytes().to_vec();
     bytes.resize(len.max(8), number as u8);
     bytes
 }
 
 /// Puts `numbers` with values of a round, and notes them.
-fn put_all(db: &Db, map: &mut Map, numbers: std::ops::Range<u64>, round: u64, len: usize) {
+pub(super) fn put_all(
+    db: &Db,
+    map: &mut Map,
+    numbers: std::ops::Range<u64>,
+    round: u64,
+    len: usize,
+) {
     for number in numbers {
         let bytes = value(number ^ round << 32, len);
         db.put(key(number), &bytes).unwrap();
@@ -120,7 +136,7 @@ fn put_all(db: &Db, map: &mut Map, numbers: std::ops::Range<u64>, round: u64, le
     }
 }
 
-fn collect(db: &Db) -> Map {
+pub(super) fn collect(db: &Db) -> Map {
     db.scan(..)
         .map(|entry| entry.map(|(key, value)| (key.into_vec(), value.into_vec())))
         .collect::<Result<_>>()
@@ -128,7 +144,7 @@ fn collect(db: &Db) -> Map {
 }
 
 #[track_caller]
-fn assert_holds(db: &Db, map: &Map) {
+pub(super) fn assert_holds(db: &Db, map: &Map) {
     assert!(collect(db) == *map, "a scan gives something else");
     for (key, value) in map {
         assert_eq!(db.get(key).unwrap().as_deref(), Some(&value[..]));
@@ -137,7 +153,7 @@ fn assert_holds(db: &Db, map: &Map) {
 
 /// Waits for what happens in the background.
 #[track_caller]
-fn wait_until(mut done: impl FnMut() -> bool) {
+pub(super) fn wait_until(mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
         assert!(start.elapsed() < Duration::from_secs(100), "never happens");

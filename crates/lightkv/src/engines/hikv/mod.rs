@@ -51,6 +51,7 @@ use crate::{Durability, Error, Options, Result, Stats, Value, VerifyReport, Writ
 mod allocator;
 mod batch;
 mod checkpoint;
+mod delete_range;
 mod entry_file;
 mod entry_file_layout;
 #[cfg(feature = "fuzzing")]
@@ -178,6 +179,10 @@ impl Engine for HiKv {
 
     fn write_batch(&self, batch: &WriteBatch, options: WriteOptions) -> Result<()> {
         self.store.write_batch(batch, options)
+    }
+
+    fn delete_range(self: Arc<Self>, range: &KeyRange, options: WriteOptions) -> Result<()> {
+        delete_range::delete(&self, range, options)
     }
 
     fn scan(self: Arc<Self>, range: KeyRange, at: Option<u64>) -> Result<Box<dyn EngineScan>> {

@@ -64,6 +64,8 @@ struct Queue {
     installations: VecDeque<Installation>,
     /// What recovery replayed is still to be synced; holds the number of its last record.
     settle: Option<u64>,
+    /// Somebody has reason to believe that work on range deletions can go on.
+    ranges: bool,
     /// Flushes, merges and looks for merges that a thread is at.
     running: u64,
     stopped: bool,
@@ -96,6 +98,8 @@ enum Job {
     },
     /// Sync what recovery replayed.
     Settle(u64),
+    /// Remove what range deletions have left.
+    Ranges,
 }
 
 /// What a thread does.
@@ -112,7 +116,10 @@ enum Role {
 impl Job {
     /// Whether it changes tables or looks whether they ask for a change.
     fn is_about_tables(&self) -> bool {
-        !matches!(self, Self::Grow | Self::Relieve { .. } | Self::Settle(_))
+        !matches!(
+            self,
+            Self::Grow | Self::Relieve { .. } | Self::Settle(_) | Self::Ranges
+        )
     }
 
     /// The partition whose tables it merges.
@@ -126,6 +133,12 @@ impl Job {
 }
 
 impl Queue {
+    /// Whether no table is about to change.
+    fn is_quiet(&self) -> bool {
+        let waiting = self.flushes.len() + self.compactions.len() + self.installations.len();
+        waiting as u64 + self.running == 0
+    }
+
     /// Takes the next job of a role out of the queue; it counts as running from the same step on.
     fn take(&mut self, store: &Store, role: Role) -> Option<Job> {
         let job = self.next(store, role)?;
@@ -161,6 +174,10 @@ impl Queue {
             .and_then(|at| self.flushes.remove(at));
         if let Some(partition) = flush {
             return Some(Job::Flush(partition));
+        }
+        // It may sync.
+        if role == Role::Flusher && (std::mem::take(&mut self.ranges) || store.is_purge_due()) {
+            return Some(Job::Ranges);
         }
         if self.urgent || store.is_over_mark() {
             let is_urgent = std::mem::take(&mut self.urgent);
@@ -200,6 +217,8 @@ impl Background {
         let Some(store) = self.inline.get().and_then(Weak::upgrade) else {
             return false;
         };
+        // Moments may have been let go of since.
+        self.queue.lock().ranges |= store.has_ranges();
         let mut has_worked = false;
         let mut is_idle = false;
         while !is_idle {
@@ -208,14 +227,16 @@ impl Background {
                 while let Some(job) = self.next_inline(&store, role) {
                     // It is due as long as the buffer is over its mark, also if there is nothing to freeze.
                     let is_relief = matches!(job, Job::Relieve { .. });
+                    let is_look = matches!(job, Job::Ranges);
                     // What fails is tried again when somebody waits again.
                     if !self.perform(&store, job)
                         || is_relief && self.queue.lock().flushes.is_empty()
                     {
                         break;
                     }
-                    is_idle = false;
-                    has_worked = true;
+                    // What it found to do is in the queues.
+                    is_idle &= is_look;
+                    has_worked |= !is_look;
                 }
             }
         }
@@ -297,6 +318,17 @@ impl Background {
         self.work.notify_all();
     }
 
+    /// Asks for a look at the range deletions.
+    pub(crate) fn look_at_ranges(&self) {
+        self.queue.lock().ranges = true;
+        self.work.notify_all();
+    }
+
+    /// Whether those who wait do the work of threads.
+    pub(crate) fn is_inline(&self) -> bool {
+        self.inline.get().is_some()
+    }
+
     pub(crate) fn queue_compaction(&self, partition: Arc<Partition>) {
         self.queue.lock().compactions.push_back(partition);
         self.work.notify_all();
@@ -316,7 +348,10 @@ impl Background {
             + queue.compactions.len()
             + queue.considerations.len()
             + queue.installations.len();
-        waiting as u64 + queue.running + u64::from(store.may_sweep())
+        waiting as u64
+            + queue.running
+            + u64::from(store.may_sweep())
+            + u64::from(store.has_ranges_to_purge())
     }
 
     /// Whether merges are to be given up, because the store closes.
@@ -417,6 +452,7 @@ impl Background {
             Job::Grow => store.buffer.grow_ahead(),
             Job::Relieve { is_urgent } => self.relieve(store, *is_urgent),
             Job::Settle(through) => store.settle_replayed(*through),
+            Job::Ranges => store.work_on_ranges(),
         }))
         .unwrap_or_else(|_| {
             Err(Error::Poisoned {
@@ -483,8 +519,11 @@ impl Background {
             super::flush::collect_garbage();
             store.tables.remove_discarded();
         }
+        let has_ranges = store.has_ranges();
         let mut queue = self.queue.lock();
         queue.running -= u64::from(job.is_about_tables());
+        // What the jobs did may have been what they waited for.
+        queue.ranges |= has_ranges && job.is_about_tables() && queue.is_quiet();
         match result {
             Ok(()) => {
                 if matches!(job, Job::Flush(_)) {

@@ -30,7 +30,13 @@ impl Store {
         let limit = LimitGuard(self);
         // Set to the present first: what a flush installs from here on is at most what is frozen below.
         self.flush_limit.store(0, Ordering::SeqCst);
-        let through = self.freeze_all();
+        let (through, moment) = {
+            // No range deletion comes in between, so each is in the copy or newer than a moment that is held: then
+            // rewrites keep what it deletes.
+            let _deleting = self.deleting_ranges.lock();
+            let through = self.freeze_all();
+            (through, HeldMoment::now(self))
+        };
         self.flush_limit.store(through, Ordering::SeqCst);
         self.wait_flushed(through)?;
         // Holding the tables keeps their files; the state is read first, so that all it names is held
@@ -47,12 +53,18 @@ impl Store {
             }
         };
         drop(limit);
-        let result = self.write_checkpoint(directory, state);
+        drop(moment);
+        let result = self.write_checkpoint(directory, state, through);
         drop(held);
         result
     }
 
-    fn write_checkpoint(&self, directory: &Path, mut state: ManifestState) -> Result<()> {
+    fn write_checkpoint(
+        &self,
+        directory: &Path,
+        mut state: ManifestState,
+        through: u64,
+    ) -> Result<()> {
         let vfs = self.vfs.as_ref();
         for path in [
             directory.to_path_buf(),
@@ -86,6 +98,12 @@ impl Store {
             vfs.sync_directory(&path)
                 .map_err(|error| io(path, "sync", error))?;
         }
+        // All of it is in tables, and history ends here.
+        state.complete_through = state.complete_through.max(through);
+        state.last_sequence = state.last_sequence.max(through);
+        state
+            .range_deletions
+            .retain(|range| range.number <= through);
         state.pool_identity = 0;
         state.journal_truncations.clear();
         state.journal_first_generation = 0;
@@ -133,6 +151,24 @@ fn copy(vfs: &dyn Vfs, from: &Path, to: &Path) -> Result<()> {
         offset += part.len() as u64;
     }
     target.sync_data().map_err(|error| io(to, "sync", error))
+}
+
+/// A moment that stays readable.
+struct HeldMoment<'a>(&'a Store, u64);
+
+impl<'a> HeldMoment<'a> {
+    fn now(store: &'a Store) -> Self {
+        let moment = store
+            .snapshots
+            .acquire(&store.last_sequence, &store.in_flight);
+        Self(store, moment)
+    }
+}
+
+impl Drop for HeldMoment<'_> {
+    fn drop(&mut self) {
+        self.0.snapshots.release(self.1);
+    }
 }
 
 /// Lets flushes go on when the moment of a checkpoint is caught, or was given up.

@@ -23,7 +23,7 @@ use super::key_gaps::wide_gaps;
 use super::key_sketch::KeySketch;
 use super::manifest::{ManifestEdit, PartitionEdit, PartitionTable as ListedTable, TableMetadata};
 use super::partition::{Leaf, Partition, PartitionTable};
-use super::snapshots::VersionFilter;
+use super::range_deletions::Retention;
 use super::store::Store;
 use super::table_list::TableList;
 use super::table_set::{table_path, value_path};
@@ -200,7 +200,7 @@ impl Store {
         let flushed_through = leaf.segment.sequence_max();
         // Moments held now or later need nothing older than the versions kept: later ones are newer than
         // all records here.
-        let held = self.snapshots.list();
+        let retention = self.retention();
         // What is in the leaf was appended to the journal before the leaf was frozen.
         let journal_end = self.journal.get().map(|journal| journal.next_position());
         let mut flushed = Flushed::default();
@@ -210,7 +210,7 @@ impl Store {
         };
         // A flush that writes no table is recorded, too.
         let written = self
-            .write_leaf(&leaf, &below, &held, &history, &mut flushed)
+            .write_leaf(&leaf, &below, &retention, &history, &mut flushed)
             .and_then(|()| self.secure_history(&history));
         if let Err(error) = written {
             // Nothing names the tables that were finished before.
@@ -242,9 +242,14 @@ impl Store {
 
     /// Completes a table of a flush. Until here the file is no table, whatever of it reaches the medium. While it was
     /// written, the journal's thread has most likely written what this waits for.
-    fn finish_flushed(&self, writer: TableWriter, history: &History) -> Result<TableMetadata> {
+    fn finish_flushed(
+        &self,
+        writer: TableWriter,
+        history: &History,
+        retention: &Retention,
+    ) -> Result<TableMetadata> {
         self.secure_history(history)?;
-        self.finish_table(writer)
+        self.finish_table(writer, retention)
     }
 
     /// Writes what is still needed of a frozen leaf. `below` are the tables under it: merges may replace
@@ -253,7 +258,7 @@ impl Store {
         &self,
         leaf: &Leaf,
         below: &TableList,
-        held: &[u64],
+        retention: &Retention,
         history: &History,
         flushed: &mut Flushed,
     ) -> Result<()> {
@@ -270,11 +275,12 @@ impl Store {
             if starts.next_if_eq(&at).is_some()
                 && let Some(writer) = writer.take()
             {
-                flushed.tables.push(self.finish_flushed(writer, history)?);
+                let finished = self.finish_flushed(writer, history, retention)?;
+                flushed.tables.push(finished);
             }
             self.versions_of(
                 entry.offset,
-                held,
+                retention,
                 &mut versions,
                 &mut flushed.orphaned_values,
             );
@@ -302,7 +308,8 @@ impl Store {
             }
         }
         if let Some(writer) = writer {
-            flushed.tables.push(self.finish_flushed(writer, history)?);
+            let finished = self.finish_flushed(writer, history, retention)?;
+            flushed.tables.push(finished);
         }
         Ok(())
     }
@@ -311,13 +318,14 @@ impl Store {
     fn versions_of<'a>(
         &'a self,
         newest: u64,
-        held: &[u64],
+        retention: &Retention,
         versions: &mut Vec<super::record_layout::Record<'a>>,
         orphaned_values: &mut Vec<u64>,
     ) {
         versions.clear();
-        let mut filter = VersionFilter::new(held);
         let mut offset = newest;
+        // SAFETY: as below.
+        let mut filter = retention.filter(unsafe { self.buffer.record(offset) }.key);
         loop {
             // SAFETY: the flush holds the leaf, which keeps its records and those they link to.
             let record = unsafe { self.buffer.record(offset) };
@@ -349,7 +357,11 @@ impl Store {
     }
 
     /// Completes a table and syncs it and its name.
-    pub(crate) fn finish_table(&self, writer: TableWriter) -> Result<TableMetadata> {
+    pub(crate) fn finish_table(
+        &self,
+        writer: TableWriter,
+        retention: &Retention,
+    ) -> Result<TableMetadata> {
         let summary = writer.finish()?;
         let directory = self.directory.join("tables");
         self.vfs
@@ -367,6 +379,7 @@ impl Store {
             min_sequence: summary.min_sequence,
             max_sequence: summary.max_sequence,
             references: summary.references.into_vec(),
+            ranges_applied_through: retention.ranges_applied_through(),
         })
     }
 

@@ -23,6 +23,7 @@
 //! | `room` | growing, splitting, freezing leaves |
 //! | `flush`, `compaction`, `background`, `pacing` | what happens behind the writers' backs |
 //! | `recovery`, `checkpoint`, `pool_image` | how what survives comes back; `engines/manifest` has the rest |
+//! | `delete_range`, `range_deletions` | deleting all keys of a range |
 //! | `table_list`, `run_source` | the tables of a partition as runs |
 //!
 //! # Where we leave the paper, and why
@@ -57,6 +58,7 @@ mod background;
 mod buffer;
 mod checkpoint;
 mod compaction;
+mod delete_range;
 mod durability;
 mod flush;
 #[cfg(feature = "fuzzing")]
@@ -69,6 +71,8 @@ mod pacing;
 mod partition;
 mod pool_image;
 mod pool_image_layout;
+mod range_deletions;
+mod range_purge;
 mod read;
 mod record_layout;
 mod recovery;
@@ -202,6 +206,10 @@ impl Engine for LightKv {
     #[inline]
     fn write_one(&self, key: &[u8], value: Option<&[u8]>, options: WriteOptions) -> Result<()> {
         self.store.write_one(key, value, options)
+    }
+
+    fn delete_range(self: Arc<Self>, range: &KeyRange, options: WriteOptions) -> Result<()> {
+        self.store.delete_range(range, options)
     }
 
     fn write_batch(&self, batch: &WriteBatch, options: WriteOptions) -> Result<()> {

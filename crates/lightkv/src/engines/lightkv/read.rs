@@ -32,6 +32,8 @@ enum InTables {
     Cached(Found),
     /// The tables whose persistent leaves say that they have it, newest first.
     Candidates(Candidates),
+    /// Nothing yet: there are range deletions to be looked at.
+    BesideRanges,
 }
 
 /// Nearly always one or none, so the first needs no allocation.
@@ -89,17 +91,42 @@ impl Store {
 
     #[inline]
     fn find(&self, key: &[u8], sequence_max: u64) -> Result<Option<Value>> {
+        self.find_with::<false>(key, sequence_max)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_beside_ranges(&self, key: &[u8], sequence_max: u64) -> Result<Option<Value>> {
+        self.find_with::<true>(key, sequence_max)
+    }
+
+    /// Two versions, so that stores without range deletions pay for one look at their list and nothing else.
+    #[inline]
+    fn find_with<const RANGES: bool>(
+        &self,
+        key: &[u8],
+        sequence_max: u64,
+    ) -> Result<Option<Value>> {
         let (hash, signature) = self.hash(key);
-        let in_tables = {
+        // What has a smaller number was deleted with a whole range of keys.
+        let mut deleted_below = 0;
+        let in_tables = 'looked: {
             let guard = crossbeam_epoch::pin();
             // Under the guard: see `LightKv::wait_for_readers`.
             if self.health.is_closed() {
                 return Err(Error::Closed);
             }
-            let view = self.route(key, &guard).view(&guard);
+            let (_, view, ranges) = self.consistent_view(&guard, || self.route(key, &guard));
+            if let Some(ranges) = ranges.list() {
+                if !RANGES {
+                    break 'looked InTables::BesideRanges;
+                }
+                deleted_below = ranges.deleted_below(key, sequence_max);
+            }
             view.top.index.prefetch(signature);
             for leaf in std::iter::once(&view.top).chain(&view.frozen) {
-                if let Some(found) = self.find_in_leaf(leaf, key, signature, sequence_max) {
+                let limits = (sequence_max, deleted_below);
+                if let Some(found) = self.find_in_leaf::<RANGES>(leaf, key, signature, limits) {
                     match found {
                         InLeaf::Value(value) => return Ok(Some(value)),
                         InLeaf::Deleted => return Ok(None),
@@ -115,21 +142,23 @@ impl Store {
         };
         // The guard is gone: a read of the SSD must not hold up the reclaiming of memory.
         let candidates = match in_tables {
-            InTables::Cached(found) => return self.value_of(found),
+            InTables::Cached(found) => return self.value_of(found, deleted_below),
             InTables::Candidates(candidates) => candidates,
+            InTables::BesideRanges => return self.find_beside_ranges(key, sequence_max),
         };
         for (table, probe) in candidates.first.into_iter().chain(candidates.more) {
             let reader = table.reader()?;
             if let Some(found) = reader.get_probed(probe, key, hash, sequence_max)? {
-                return self.value_of(found);
+                return self.value_of(found, deleted_below);
             }
         }
         Ok(None)
     }
 
     /// What an entry of a table says.
-    fn value_of(&self, found: Found) -> Result<Option<Value>> {
+    fn value_of(&self, found: Found, deleted_below: u64) -> Result<Option<Value>> {
         match found.kind {
+            _ if found.sequence < deleted_below => Ok(None),
             EntryKind::Put => Ok(Some(found.value.into())),
             EntryKind::Delete => Ok(None),
             EntryKind::LargeValue => {
@@ -139,12 +168,12 @@ impl Store {
     }
 
     #[inline]
-    fn find_in_leaf(
+    fn find_in_leaf<const RANGES: bool>(
         &self,
         leaf: &Leaf,
         key: &[u8],
         signature: u32,
-        sequence_max: u64,
+        (sequence_max, deleted_below): (u64, u64),
     ) -> Option<InLeaf> {
         leaf.index.find(signature, |offset| {
             // The lines of a short record in parallel, instead of those behind the first after it.
@@ -157,6 +186,7 @@ impl Store {
             }
             let record = self.version_at(record, sequence_max)?;
             Some(match record.kind {
+                _ if RANGES && record.sequence < deleted_below => InLeaf::Deleted,
                 EntryKind::Put => InLeaf::Value(record.value.into()),
                 EntryKind::Delete => InLeaf::Deleted,
                 EntryKind::LargeValue => InLeaf::Large(record.value.into()),

@@ -97,6 +97,10 @@ impl RunSource {
         self.table.as_ref().and_then(TableSource::placed_key)
     }
 
+    pub(crate) fn sequence(&self) -> u64 {
+        self.table.as_ref().expect("placed").sequence()
+    }
+
     pub(crate) fn kind(&self) -> EntryKind {
         self.table.as_ref().expect("placed").kind()
     }

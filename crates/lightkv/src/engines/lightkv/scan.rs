@@ -9,6 +9,7 @@ use std::sync::Arc;
 use lightkv_table::EntryKind;
 
 use super::LightKv;
+use super::range_deletions::RangeList;
 use super::scan_source::{Direction, LeafSource, ReadAhead, ScanSource, Walk, add_table_sources};
 use super::store::Store;
 use super::table_set::read_large_value;
@@ -43,6 +44,8 @@ struct PartitionScan {
     /// Where the next partition of the walk begins: this one's upper bound forward, its lower backward;
     /// `None` after the last.
     next: Option<Vec<u8>>,
+    /// The range deletions that the view has to be read with, if there are any.
+    ranges: Option<Arc<RangeList>>,
     read_ahead: ReadAhead,
 }
 
@@ -50,13 +53,14 @@ impl PartitionScan {
     /// Places all sources of the partition that owns the walk's start (forward), or that holds the keys just
     /// below it (backward; `None`: the last one).
     fn new(store: &Store, walk: Walk<'_>) -> Result<Self> {
-        let (partition, view) = {
+        let (partition, view, ranges) = {
             let guard = crossbeam_epoch::pin();
-            let partition = match (walk.direction, walk.start) {
+            let find = || match (walk.direction, walk.start) {
                 (Direction::Forward, start) => store.route(start.unwrap_or(&[]), &guard),
                 (Direction::Backward, start) => store.route_below(start, &guard),
             };
-            (partition.clone(), partition.view(&guard).clone())
+            let (partition, view, ranges) = store.consistent_view(&guard, find);
+            (partition.clone(), view.clone(), ranges.list().cloned())
         };
         let mut sources = Vec::with_capacity(1 + view.frozen.len() + view.tables.runs());
         for leaf in std::iter::once(&view.top).chain(&view.frozen) {
@@ -81,7 +85,16 @@ impl PartitionScan {
         Ok(Self {
             sources,
             next,
+            ranges,
             read_ahead,
+        })
+    }
+
+    /// Whether the version that a source stands at was deleted with a whole range of keys.
+    #[inline]
+    fn is_deleted(&self, source: usize, key: &[u8], sequence_max: u64, store: &Store) -> bool {
+        self.ranges.as_ref().is_some_and(|ranges| {
+            self.sources[source].sequence(store) < ranges.deleted_below(key, sequence_max)
         })
     }
 
@@ -202,6 +215,7 @@ impl StoreScan {
             }
             let value = match scan.sources[chosen].kind() {
                 EntryKind::Delete => None,
+                _ if scan.is_deleted(chosen, &key, self.sequence_max, store) => None,
                 EntryKind::Put => Some(Value::from(scan.sources[chosen].value(store))),
                 EntryKind::LargeValue => {
                     let reference = scan.sources[chosen].value(store);

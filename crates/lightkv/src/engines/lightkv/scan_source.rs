@@ -259,6 +259,18 @@ impl ScanSource {
         }
     }
 
+    /// Number of the visible version; only at a key.
+    pub(crate) fn sequence(&self, store: &Store) -> u64 {
+        match self {
+            Self::Leaf(source) => {
+                let (.., offset) = source.current.expect("placed");
+                // SAFETY: the source holds the leaf, which keeps its records.
+                unsafe { store.buffer.record(offset) }.sequence
+            }
+            Self::Run(source) => source.sequence(),
+        }
+    }
+
     /// What the visible version says; only at a key.
     pub(crate) fn kind(&self) -> EntryKind {
         match self {
@@ -431,7 +443,9 @@ pub(crate) struct TableSource {
     /// Backward: the iterator has left the entry it stands for, so this is a copy. Forward: scratch.
     key: Vec<u8>,
     value: Vec<u8>,
-    /// Kind of the visible version; `None` when exhausted.
+    /// Number of the visible version.
+    sequence: u64,
+    /// Its kind; `None` when exhausted.
     kind: Option<EntryKind>,
 }
 
@@ -461,6 +475,7 @@ impl TableSource {
             sequence_max: walk.sequence_max,
             key: Vec::new(),
             value: Vec::new(),
+            sequence: 0,
             kind: None,
         })
     }
@@ -484,6 +499,10 @@ impl TableSource {
     /// What the visible version says; only at a key.
     pub(super) fn kind(&self) -> EntryKind {
         self.kind.expect("placed")
+    }
+
+    pub(super) fn sequence(&self) -> u64 {
+        self.sequence
     }
 
     fn key(&self) -> &[u8] {
@@ -520,7 +539,10 @@ impl TableSource {
                 while self.iterator.valid() && self.iterator.sequence() > self.sequence_max {
                     self.iterator.next()?;
                 }
-                self.kind = self.iterator.valid().then(|| self.iterator.kind());
+                if self.iterator.valid() {
+                    self.kind = Some(self.iterator.kind());
+                    self.sequence = self.iterator.sequence();
+                }
             }
             Direction::Backward => {
                 // Backwards the oldest version of a key comes first, the newest visible one last.
@@ -534,6 +556,7 @@ impl TableSource {
                         self.value.clear();
                         self.value.extend_from_slice(self.iterator.value());
                         self.kind = Some(self.iterator.kind());
+                        self.sequence = self.iterator.sequence();
                     }
                     self.iterator.prev()?;
                 }

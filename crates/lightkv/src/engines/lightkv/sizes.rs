@@ -44,10 +44,15 @@ pub(crate) struct Sizes {
     pub(crate) budget_bytes: u64,
     /// How long a write waits for room before it gives up.
     pub(crate) room_wait_max: Duration,
+    pub(crate) range_purge_delay: Duration,
 }
 
 /// Far longer than any flush takes.
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// How long a range deletion waits for others before leaves are flushed and tables rewritten for it: a table is then
+/// rewritten once for all of them.
+const RANGE_PURGE_DELAY: Duration = Duration::from_secs(10);
 
 /// Fewest entries a leaf is split at: below, a split would only make tiny partitions of huge records.
 pub(crate) const SPLIT_ENTRIES_MIN: usize = 8;
@@ -110,6 +115,7 @@ impl Sizes {
             cache_bytes: budget / 2,
             budget_bytes: budget,
             room_wait_max: tuning.room_wait_max.unwrap_or(ROOM_WAIT_MAX),
+            range_purge_delay: tuning.range_purge_delay.unwrap_or(RANGE_PURGE_DELAY),
         }
     }
 }

@@ -28,7 +28,8 @@ impl Store {
         Counters {
             // Each put and delete since the open has drawn one number.
             puts: (self.last_sequence.load(Ordering::Relaxed))
-                .saturating_sub(load(&self.recovered_through)),
+                .saturating_sub(load(&self.recovered_through))
+                .saturating_sub(load(&self.counters.numbers_not_put)),
             gets_hit: own.gets_hit,
             gets_miss: own.gets_miss,
             fences: pool.fences,
@@ -48,6 +49,8 @@ impl Store {
             flushes: load(&self.counters.flushes),
             compactions: load(&self.counters.compactions),
             table_moves: load(&self.counters.table_moves),
+            range_deletions: load(&self.counters.range_deletions),
+            table_drops: load(&self.counters.table_drops),
             stalls: delays.count,
             stall_us_total: delays.total_us,
             stall_us_max: delays.max_us,
@@ -92,6 +95,7 @@ impl Store {
             }
             levels.pending_bytes += partition.merge_debt_bytes.load(Ordering::Relaxed);
         }
+        levels.range_deletions = self.range_count() as u64;
         levels.pending_jobs = self.background.pending_jobs(self);
         let value_bytes: u64 = self
             .vfs

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_epoch::{Atomic, Guard, Owned};
+use crossbeam_epoch::{Atomic, Guard, Owned, Shared};
 use crossbeam_utils::CachePadded;
 use lightkv_journal::{Journal, JournalPosition};
 use lightkv_table::hash_key;
@@ -18,10 +18,12 @@ use super::buffer::WriteBuffer;
 use super::counters::EngineCounters;
 use super::health::Health;
 use super::in_flight::{InFlight, SequenceCounter};
-use super::manifest::Manifest;
+use super::manifest::{Manifest, RangeDeletion};
 use super::memory::Balance;
 use super::pacing::Pacing;
-use super::partition::Partition;
+use super::partition::{Partition, View};
+use super::range_deletions::{RangeList, Retention};
+use super::range_purge::PurgeSchedule;
 use super::scan_lengths::ScanLengths;
 use super::sizes::Sizes;
 use super::snapshots::Snapshots;
@@ -53,6 +55,19 @@ pub(crate) struct Store {
     tree: Atomic<Tree<Partition>>,
     /// Held to replace the tree. Taken after partition locks, never before.
     structure: Mutex<()>,
+    /// The range deletions in effect; tagged if there are none, as in nearly all stores.
+    ranges: Atomic<Arc<RangeList>>,
+    /// Held to replace the list; the innermost lock.
+    changing_ranges: Mutex<()>,
+    /// Held while a range deletion comes about, and by whoever wants none to. Numbers of those that the manifest still
+    /// has to forget. Taken before partition locks.
+    pub(crate) deleting_ranges: Mutex<Vec<u64>>,
+    /// There are such numbers.
+    pub(crate) has_abandoned_ranges: AtomicBool,
+    /// Which of them are to be finished now, also if that takes writing.
+    pub(crate) purge: Mutex<PurgeSchedule>,
+    /// Range deletions up to this number survive a power loss, so rewrites may leave out what they delete.
+    pub(crate) ranges_secured_through: AtomicU64,
     pub(crate) partition_count: AtomicUsize,
     /// Number of the last write. Drawn from under partition locks, so that a partition's numbers ascend.
     pub(crate) last_sequence: CachePadded<SequenceCounter>,
@@ -100,6 +115,28 @@ pub(crate) struct StoreParts {
     pub(crate) lock: Box<dyn FileLock>,
 }
 
+/// A list of range deletions as a guard keeps it. Two are equal only if nothing has changed in between: while the guard
+/// lives, no other list takes the same place in memory.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) struct Ranges<'g>(Shared<'g, Arc<RangeList>>);
+
+/// Tag of a list without ranges.
+const NO_RANGES: usize = 1;
+
+fn tagged(list: RangeList) -> Owned<Arc<RangeList>> {
+    let tag = if list.is_empty() { NO_RANGES } else { 0 };
+    Owned::new(Arc::new(list)).with_tag(tag)
+}
+
+impl<'g> Ranges<'g> {
+    /// The list, unless it is empty.
+    #[inline]
+    pub(crate) fn list(self) -> Option<&'g Arc<RangeList>> {
+        // SAFETY: never null, and dropped only after the guards that could have loaded it.
+        (self.0.tag() != NO_RANGES).then(|| unsafe { self.0.deref() })
+    }
+}
+
 impl Store {
     pub(crate) fn new(parts: StoreParts) -> Self {
         let partition_count = parts.tree.leaf_count();
@@ -115,6 +152,12 @@ impl Store {
             tables: parts.tables,
             tree: Atomic::new(parts.tree),
             structure: Mutex::new(()),
+            ranges: Atomic::from(tagged(RangeList::default())),
+            changing_ranges: Mutex::new(()),
+            deleting_ranges: Mutex::default(),
+            has_abandoned_ranges: AtomicBool::new(false),
+            purge: Mutex::default(),
+            ranges_secured_through: AtomicU64::new(0),
             partition_count: AtomicUsize::new(partition_count),
             last_sequence: CachePadded::new(SequenceCounter::new(parts.last_sequence)),
             recovered_through: AtomicU64::new(u64::MAX),
@@ -151,6 +194,66 @@ impl Store {
         // Acquire: pairs with the swap in `replace_partition`. SAFETY: never null, and dropped only
         // after the guards that could have loaded it.
         unsafe { self.tree.load(Ordering::Acquire, guard).deref() }
+    }
+
+    /// The range deletions in effect.
+    #[inline]
+    pub(crate) fn ranges<'g>(&self, guard: &'g Guard) -> Ranges<'g> {
+        // Acquire: pairs with the swap in `change_ranges`, and keeps the load of a view behind it.
+        Ranges(self.ranges.load(Ordering::Acquire, guard))
+    }
+
+    /// A partition as `find` gives it, its view, and the range deletions that the view has to be read with: the list is
+    /// loaded before the view and was still the same behind it.
+    ///
+    /// Before: a range leaves the list when nothing of it is left in any view, so whoever loads a list without it
+    /// finds a view without its records. Behind: a rewrite leaves records out when their range is in the list, so
+    /// whoever finds such a view finds the range there.
+    #[inline]
+    pub(crate) fn consistent_view<'g>(
+        &self,
+        guard: &'g Guard,
+        find: impl Fn() -> &'g Arc<Partition>,
+    ) -> (&'g Arc<Partition>, &'g View, Ranges<'g>) {
+        loop {
+            let ranges = self.ranges(guard);
+            let partition = find();
+            let view = partition.view(guard);
+            if self.ranges(guard) == ranges {
+                return (partition, view, ranges);
+            }
+        }
+    }
+
+    /// Replaces the list of range deletions by what a function makes of it.
+    pub(crate) fn change_ranges(
+        &self,
+        change: impl FnOnce(&[RangeDeletion]) -> Vec<RangeDeletion>,
+    ) {
+        let guard = crossbeam_epoch::pin();
+        let _changing = self.changing_ranges.lock();
+        let present = self.ranges(&guard).list();
+        let ranges = change(present.map_or(&[], |list| list.ranges()));
+        let new = tagged(RangeList::new(ranges));
+        let old = self.ranges.swap(new, Ordering::AcqRel, &guard);
+        // SAFETY: the old list is unreachable for guards that begin from now on.
+        unsafe { guard.defer_destroy(old) };
+        guard.flush();
+    }
+
+    /// What a rewrite that begins now has to keep.
+    pub(crate) fn retention(&self) -> Retention {
+        let ranges = {
+            let guard = crossbeam_epoch::pin();
+            // Acquire: pairs with `secure_ranges`; a range that is secured is in the list, or gone from all views.
+            let secured = self.ranges_secured_through.load(Ordering::Acquire);
+            let is_secured = |range: &&RangeDeletion| range.number <= secured;
+            let list = self.ranges(&guard).list();
+            list.map(|list| list.ranges().iter().filter(is_secured).cloned().collect())
+        };
+        // Only now: see `Retention::new`.
+        let held = self.snapshots.list();
+        Retention::new(RangeList::new(ranges.unwrap_or_default()), held)
     }
 
     /// The partition that holds the last keys below `bound`; the last partition if there is no bound.
@@ -284,6 +387,9 @@ impl Drop for Store {
         self.buffer.retire();
         // SAFETY: the store is going away, so no thread can load the tree any more.
         drop(unsafe { tree.into_owned() });
+        let ranges = std::mem::replace(&mut self.ranges, Atomic::null());
+        // SAFETY: as above.
+        drop(unsafe { ranges.into_owned() });
         self.tables.forget_all();
         // What guards held back keeps memory, files and the space of removed files.
         super::flush::collect_garbage();

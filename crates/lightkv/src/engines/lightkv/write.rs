@@ -38,11 +38,11 @@ const GIVE_WAY_WRITES: u64 = 16;
 
 /// An operation with what was derived from it once.
 #[derive(Debug)]
-struct Prepared<'a> {
-    kind: EntryKind,
-    signature: u32,
-    key: &'a [u8],
-    value: std::borrow::Cow<'a, [u8]>,
+pub(super) struct Prepared<'a> {
+    pub(super) kind: EntryKind,
+    pub(super) signature: u32,
+    pub(super) key: &'a [u8],
+    pub(super) value: std::borrow::Cow<'a, [u8]>,
 }
 
 /// Run and pool offset of a record that is still to be stored.
@@ -60,7 +60,7 @@ enum Attempt {
 }
 
 impl Prepared<'_> {
-    fn record_len(&self, in_batch: bool) -> u64 {
+    pub(super) fn record_len(&self, in_batch: bool) -> u64 {
         record_len(self.key.len(), self.value.len(), in_batch)
     }
 }
@@ -167,7 +167,7 @@ impl Store {
 
     /// Room in leaf and segment for one operation.
     #[inline]
-    fn make_room(
+    pub(super) fn make_room(
         &self,
         partition: &Arc<Partition>,
         writer: &mut Writer,
@@ -264,7 +264,7 @@ impl Store {
     /// Closing marks the store first and then waits for announcements, we announce first and then look
     /// at the mark, both sequentially consistent: either we see the mark or the closing waits for us.
     #[inline]
-    fn announce(&self) -> Result<super::in_flight::Announcement<'_>> {
+    pub(super) fn announce(&self) -> Result<super::in_flight::Announcement<'_>> {
         let announcement = self.in_flight.announce(&self.last_sequence);
         if self.health.is_closed() {
             Err(Error::Closed)
@@ -274,7 +274,12 @@ impl Store {
     }
 
     #[inline]
-    fn look_up(&self, leaf: &super::partition::Leaf, key: &[u8], signature: u32) -> Lookup {
+    pub(super) fn look_up(
+        &self,
+        leaf: &super::partition::Leaf,
+        key: &[u8],
+        signature: u32,
+    ) -> Lookup {
         leaf.index.lookup(signature, |offset| {
             // SAFETY: the lock's holder keeps the leaf, which keeps its records.
             let same = unsafe { self.buffer.has_key(offset, key) };
@@ -623,7 +628,7 @@ impl Store {
         Ok(reference.encode().to_vec())
     }
 
-    fn journal_failed(&self, error: lightkv_journal::JournalError) -> Error {
+    pub(super) fn journal_failed(&self, error: lightkv_journal::JournalError) -> Error {
         let error = Error::from(error);
         if !matches!(error, Error::NoSpace { .. } | Error::BatchTooLarge { .. }) {
             self.health.poison(&error);
@@ -632,7 +637,11 @@ impl Store {
     }
 
     /// Waits a moment for flushes to free space; an error if they cannot, or not in time.
-    fn wait_for_room(&self, waiting: &mut Option<Instant>, deadline: Deadline) -> Result<()> {
+    pub(super) fn wait_for_room(
+        &self,
+        waiting: &mut Option<Instant>,
+        deadline: Deadline,
+    ) -> Result<()> {
         check_deadline(deadline, ROOM_INTERVAL)?;
         let since = waiting.get_or_insert_with(Instant::now);
         self.health.check()?;

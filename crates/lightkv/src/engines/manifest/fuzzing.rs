@@ -13,7 +13,7 @@ use super::super::manifest_layout::{
 use super::Manifest;
 use super::state::{
     CountedState, JournalTruncation, ManifestEdit, ManifestState, PartitionEdit, PartitionMetadata,
-    PartitionTable, TableMetadata,
+    PartitionTable, RangeDeletion, TableMetadata,
 };
 use crate::engines::lightkv::key_sketch::KeySketch;
 
@@ -36,6 +36,15 @@ fn table(file_number: u64, smallest: &[u8], largest: &[u8]) -> TableMetadata {
         min_sequence: 3,
         max_sequence: 90,
         references: vec![4],
+        ranges_applied_through: 60,
+    }
+}
+
+fn range_deletion(number: u64, lower: &[u8], upper: Option<&[u8]>) -> RangeDeletion {
+    RangeDeletion {
+        number,
+        lower: lower.to_vec(),
+        upper: upper.map(<[u8]>::to_vec),
     }
 }
 
@@ -69,6 +78,10 @@ fn state() -> ManifestState {
             next_generation: 2,
         }],
         journal_first_generation: 1,
+        range_deletions: vec![
+            range_deletion(70, b"c", Some(b"f")),
+            range_deletion(90, b"", None),
+        ],
         tables: tables
             .into_iter()
             .map(|table| (table.file_number, table))
@@ -116,6 +129,8 @@ fn edits() -> Vec<ManifestEdit> {
         journal_truncations: Some(vec![]),
         journal_first_generation: Some(3),
         pool_identity: Some(77),
+        removed_ranges: vec![70],
+        added_ranges: vec![range_deletion(121, b"k", Some(b"l"))],
         ..ManifestEdit::default()
     };
     vec![flush, split]

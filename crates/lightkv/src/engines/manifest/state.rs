@@ -42,6 +42,19 @@ pub(crate) struct TableMetadata {
     pub max_sequence: u64,
     /// Value files that its entries refer to.
     pub references: Vec<u64>,
+    /// Every range deletion with a number up to this one was applied to it: it holds nothing of theirs.
+    pub ranges_applied_through: u64,
+}
+
+/// All keys of a range, deleted at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RangeDeletion {
+    /// Deletes what has a smaller sequence number; unless history reached this number, nothing.
+    pub number: u64,
+    /// First key of the range.
+    pub lower: Vec<u8>,
+    /// First key after the range; `None`: to the last key.
+    pub upper: Option<Vec<u8>>,
 }
 
 /// A table as a partition sees it.
@@ -83,6 +96,8 @@ pub(crate) struct ManifestState {
     pub journal_truncations: Vec<JournalTruncation>,
     /// Oldest journal file that may still be needed.
     pub journal_first_generation: u64,
+    /// Range deletions of which records may be left, by ascending number.
+    pub range_deletions: Vec<RangeDeletion>,
     /// All live tables by file number; each is referenced by at least one partition.
     pub tables: BTreeMap<u64, TableMetadata>,
     /// All partitions by lower bound. The first lower bound is empty; together they cover all keys.
@@ -125,6 +140,10 @@ pub(crate) struct ManifestEdit {
     pub journal_truncations: Option<Vec<JournalTruncation>>,
     /// Replaces [`ManifestState::journal_first_generation`].
     pub journal_first_generation: Option<u64>,
+    /// Numbers of range deletions of which nothing is left, or that never came about.
+    pub removed_ranges: Vec<u64>,
+    /// New range deletions, with larger numbers than all that stay.
+    pub added_ranges: Vec<RangeDeletion>,
 }
 
 impl ManifestState {
@@ -146,6 +165,7 @@ impl ManifestState {
         {
             return Err("the partitions do not begin at the smallest key".into());
         }
+        check_ranges(&self.range_deletions)?;
         for (number, table) in &self.tables {
             if *number != table.file_number {
                 return Err(format!("table {} is listed as {number}", table.file_number));
@@ -264,6 +284,16 @@ fn check_edit(state: &ManifestState, edit: &ManifestEdit) -> Result<(), String> 
     if let Some(pair) = added.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(format!("table {} is added twice", pair[0]));
     }
+    let known = |number: &u64| {
+        state
+            .range_deletions
+            .iter()
+            .any(|range| range.number == *number)
+    };
+    if let Some(number) = edit.removed_ranges.iter().find(|number| !known(number)) {
+        return Err(format!("there is no range deletion {number}"));
+    }
+    check_ranges(&changed_ranges(state, edit))?;
     for partition in &edit.partitions {
         if partition
             .upper
@@ -275,6 +305,32 @@ fn check_edit(state: &ManifestState, edit: &ManifestEdit) -> Result<(), String> 
         check_partition_tables(&partition.tables, |number| {
             state.tables.contains_key(&number) || added.binary_search(&number).is_ok()
         })?;
+    }
+    Ok(())
+}
+
+/// The range deletions after an edit.
+fn changed_ranges(state: &ManifestState, edit: &ManifestEdit) -> Vec<RangeDeletion> {
+    let stays = |range: &&RangeDeletion| !edit.removed_ranges.contains(&range.number);
+    let staying = state.range_deletions.iter().filter(stays);
+    staying.chain(&edit.added_ranges).cloned().collect()
+}
+
+fn check_ranges(ranges: &[RangeDeletion]) -> Result<(), String> {
+    let is_empty = |range: &&RangeDeletion| {
+        range
+            .upper
+            .as_ref()
+            .is_some_and(|upper| *upper <= range.lower)
+    };
+    if let Some(range) = ranges.iter().find(is_empty) {
+        return Err(format!(
+            "range deletion {} ends before it begins",
+            range.number
+        ));
+    }
+    if !ranges.is_sorted_by(|a, b| a.number < b.number) {
+        return Err("the range deletions are out of order".into());
     }
     Ok(())
 }
@@ -328,6 +384,9 @@ fn install(state: &mut ManifestState, edit: &ManifestEdit, count: &mut impl FnMu
     }
     if let Some(generation) = edit.journal_first_generation {
         state.journal_first_generation = generation;
+    }
+    if !edit.removed_ranges.is_empty() || !edit.added_ranges.is_empty() {
+        state.range_deletions = changed_ranges(state, edit);
     }
     for table in &edit.added_tables {
         // A number that could be given out again would let two files take each other's place.

@@ -62,6 +62,7 @@ fn table(file_number: u64) -> TableMetadata {
         min_sequence: file_number,
         max_sequence: file_number + 5,
         references: (0..file_number % 3).collect(),
+        ranges_applied_through: file_number % 5 * 100,
     }
 }
 
@@ -105,6 +106,11 @@ fn varied(number: u64) -> ManifestEdit {
         edit.complete_through = Some(number * 2);
         edit.pool_identity = Some(number);
         edit.next_file_number = Some(number + 10);
+        edit.added_ranges = vec![RangeDeletion {
+            number: number + 1,
+            lower: b"f".to_vec(),
+            upper: number.is_multiple_of(2).then(|| b"r".to_vec()),
+        }];
     }
     edit
 }

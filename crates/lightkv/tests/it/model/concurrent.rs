@@ -8,7 +8,8 @@
 //! 2. A version that was acknowledged before a read began is seen by it, or a later one.
 //! 3. No version is seen that was not begun when the read ended.
 //!
-//! Every eighth version deletes the group.
+//! Every eighth version deletes the group. In stores that delete ranges the keys of a group are neighbours, and it is
+//! deleted as one range.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -45,19 +46,8 @@ struct Stress {
     groups: Vec<Group>,
     stop: AtomicBool,
     checkpoints: AtomicUsize,
+    deletes_ranges: bool,
     seed: u64,
-}
-
-fn key(place: usize, group: usize) -> Vec<u8> {
-    format!("{place}{group:03}").into_bytes()
-}
-
-fn place_and_group(key: &[u8]) -> (usize, usize) {
-    let text = std::str::from_utf8(key).expect("an ASCII key");
-    (
-        text[..1].parse().expect("a place"),
-        text[1..].parse().expect("a group"),
-    )
 }
 
 fn version_of(value: &[u8]) -> u64 {
@@ -67,6 +57,25 @@ fn version_of(value: &[u8]) -> u64 {
 impl Stress {
     fn is_running(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
+    }
+
+    fn key(&self, place: usize, group: usize) -> Vec<u8> {
+        match self.deletes_ranges {
+            true => format!("{group:03}{place}").into_bytes(),
+            false => format!("{place}{group:03}").into_bytes(),
+        }
+    }
+
+    fn place_and_group(&self, key: &[u8]) -> (usize, usize) {
+        let text = std::str::from_utf8(key).expect("an ASCII key");
+        let (place, group) = match self.deletes_ranges {
+            true => (&text[3..], &text[..3]),
+            false => (&text[..1], &text[1..]),
+        };
+        (
+            place.parse().expect("a place"),
+            group.parse().expect("a group"),
+        )
     }
 
     /// Versions acknowledged by now. SeqCst here and below: the test's own order must not be in doubt.
@@ -80,10 +89,16 @@ impl Stress {
     fn write_group(&self, random: &mut Random, at: usize) {
         let group = &self.groups[at];
         let version = group.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        if self.deletes_ranges && version.is_multiple_of(DELETE_EVERY) {
+            let (low, high) = (self.key(0, at), self.key(PLACES, at));
+            self.db.delete_range(&low[..]..&high[..]).expect("a range");
+            group.acknowledged.store(version, Ordering::SeqCst);
+            return;
+        }
         let mut batch = WriteBatch::new();
         for place in 0..PLACES {
             if version.is_multiple_of(DELETE_EVERY) {
-                batch.delete(key(place, at));
+                batch.delete(self.key(place, at));
             } else {
                 let extra = if random.once_in(100) { 3000 } else { 150 };
                 let len = 8 + random.below(extra);
@@ -93,7 +108,7 @@ impl Stress {
                     .cycle()
                     .take(len)
                     .collect();
-                batch.put(key(place, at), value);
+                batch.put(self.key(place, at), value);
             }
         }
         self.db.write(batch).expect("a batch");
@@ -123,7 +138,7 @@ impl Stress {
         let mut seen: BTreeMap<usize, Vec<(usize, u64)>> = BTreeMap::new();
         let mut visit = |entry: lightkv::Result<(lightkv::Key, lightkv::Value)>| {
             let (key, value) = entry.expect("an entry");
-            let (place, group) = place_and_group(&key);
+            let (place, group) = self.place_and_group(&key);
             seen.entry(group)
                 .or_default()
                 .push((place, version_of(&value)));
@@ -166,7 +181,7 @@ impl Stress {
             };
             let place = random.below(PLACES);
             let least = self.groups[group].acknowledged.load(Ordering::SeqCst);
-            let found = self.db.get(key(place, group)).expect("a get");
+            let found = self.db.get(self.key(place, group)).expect("a get");
             let version = found.map_or(0, |value| version_of(&value));
             let last = &mut last_seen[group][place];
             self.check_version(group, version, least.max(*last), "a get");
@@ -193,7 +208,7 @@ impl Stress {
             }
             for _ in 0..50 {
                 let (place, group) = (random.below(PLACES), random.below(GROUPS));
-                let found = snapshot.get(key(place, group)).expect("a get");
+                let found = snapshot.get(self.key(place, group)).expect("a get");
                 let version = found.map_or(0, |value| version_of(&value));
                 assert_eq!(
                     version, first[group],
@@ -212,7 +227,7 @@ impl Stress {
             match random.below(8) {
                 0 => self.db.flush().expect("a flush"),
                 1 => {
-                    let (low, high) = (key(2, 0), key(5, 0));
+                    let (low, high) = (self.key(2, 0), self.key(5, GROUPS / 2));
                     self.db.compact(&low[..]..&high[..]).expect("a compaction");
                 }
                 2 => self.db.sync().expect("a sync"),
@@ -239,7 +254,7 @@ impl Stress {
     }
 }
 
-fn stress(set_name: &str, time: Duration, seed: u64) {
+fn stress(set_name: &str, time: Duration, seed: u64, deletes_ranges: bool) {
     let set = OPTION_SETS
         .iter()
         .find(|set| set.name == set_name)
@@ -251,6 +266,7 @@ fn stress(set_name: &str, time: Duration, seed: u64) {
         groups: (0..GROUPS).map(|_| Group::default()).collect(),
         stop: AtomicBool::new(false),
         checkpoints: AtomicUsize::new(0),
+        deletes_ranges,
         seed,
     };
     let stress = Arc::new(stress);
@@ -297,8 +313,12 @@ fn stress(set_name: &str, time: Duration, seed: u64) {
     let counters = stress.db.stats().counters;
     let written: u64 = stress.acknowledged().iter().sum();
     eprintln!(
-        "{set_name}, seed {seed}: {written} batches, {} splits, {} flushes, {} compactions, {} stalls",
-        counters.splits, counters.flushes, counters.compactions, counters.stalls
+        "{set_name}, seed {seed}: {written} batches, {} splits, {} flushes, {} compactions, {} stalls, {} ranges",
+        counters.splits,
+        counters.flushes,
+        counters.compactions,
+        counters.stalls,
+        counters.range_deletions
     );
     assert!(set.has_met(&counters));
 
@@ -320,27 +340,33 @@ fn stress(set_name: &str, time: Duration, seed: u64) {
 }
 
 /// Each option set for the given time; `LIGHTKV_MODEL_STRESS_SECONDS` makes it longer.
-fn stress_sets(names: &[&str]) {
+fn stress_sets(names: &[&str], deletes_ranges: bool) {
     let seconds = number_from_environment("LIGHTKV_MODEL_STRESS_SECONDS", 2);
     let seed = number_from_environment("LIGHTKV_MODEL_SEED", 1);
     for name in names {
-        stress(name, Duration::from_secs(seconds), seed);
+        stress(name, Duration::from_secs(seconds), seed, deletes_ranges);
     }
 }
 
 #[test]
 fn concurrent_batches_are_seen_whole_with_a_journal() {
-    stress_sets(&["journal-tiny", "journal-one-leaf-lz4"]);
+    stress_sets(&["journal-tiny", "journal-one-leaf-lz4"], false);
 }
 
 #[test]
 fn concurrent_batches_are_seen_whole_with_a_pool() {
-    stress_sets(&["emulated-tiny", "emulated-one-leaf-lz4"]);
+    stress_sets(&["emulated-tiny", "emulated-one-leaf-lz4"], false);
 }
 
 #[test]
 fn concurrent_batches_are_seen_whole_with_hash_tables() {
-    stress_sets(&["hikv-tiny", "hikv-one-partition"]);
+    stress_sets(&["hikv-tiny", "hikv-one-partition"], false);
+}
+
+#[test]
+fn concurrent_range_deletions_are_seen_whole() {
+    stress_sets(&["journal-tiny", "emulated-tiny", "hikv-tiny"], true);
+    stress_sets(&["journal-one-leaf-lz4", "emulated-one-leaf-lz4"], true);
 }
 
 #[test]

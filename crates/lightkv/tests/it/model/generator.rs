@@ -32,6 +32,7 @@ enum KeySpace {
 struct Rates {
     read: u64,
     delete: u64,
+    delete_range: u64,
     batch: u64,
     snapshot: u64,
     maintenance: u64,
@@ -81,6 +82,7 @@ pub(super) fn operations(seed: u64) -> Vec<Operation> {
     let rates = Rates {
         read: *random.choose(&[3, 6]),
         delete: *random.choose(&[3, 6, 20]),
+        delete_range: *random.choose(&[15, 50, 400]),
         batch: *random.choose(&[4, 10, 30]),
         snapshot: *random.choose(&[8, 20, 200]),
         maintenance: *random.choose(&[15, 40, 150]),
@@ -122,6 +124,9 @@ impl Generator {
                 .collect();
             return Operation::Batch { writes, sync };
         }
+        if self.random.once_in(rates.delete_range) {
+            return self.delete_range(sync);
+        }
         let key = self.key();
         if self.random.once_in(rates.delete) {
             Operation::Delete { key, sync }
@@ -132,6 +137,20 @@ impl Generator {
                 sync,
             }
         }
+    }
+
+    fn delete_range(&mut self, sync: bool) -> Operation {
+        if self.random.once_in(3) {
+            return Operation::DeletePrefix {
+                prefix: self.prefix(),
+            };
+        }
+        let mut bounds = self.bounds();
+        // Everything goes too often otherwise.
+        if bounds.0 == Bound::Unbounded && !self.random.once_in(3) {
+            bounds.0 = Bound::Included(self.key());
+        }
+        Operation::DeleteRange { bounds, sync }
     }
 
     fn reopen(&mut self) -> Operation {
@@ -191,19 +210,21 @@ impl Generator {
                 limit: *self.random.choose(&[1, 10, usize::MAX]),
                 at,
             },
-            _ => {
-                let mut prefix = self.key().0;
-                prefix.truncate(self.random.below(prefix.len() + 1));
-                if self.random.once_in(8) {
-                    prefix.push(u8::MAX);
-                }
-                Operation::Prefix {
-                    prefix: TestKey(prefix),
-                    walk: self.walk(),
-                    at,
-                }
-            }
+            _ => Operation::Prefix {
+                prefix: self.prefix(),
+                walk: self.walk(),
+                at,
+            },
         }
+    }
+
+    fn prefix(&mut self) -> TestKey {
+        let mut prefix = self.key().0;
+        prefix.truncate(self.random.below(prefix.len() + 1));
+        if self.random.once_in(8) {
+            prefix.push(u8::MAX);
+        }
+        TestKey(prefix)
     }
 
     fn moment(&mut self) -> Option<usize> {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lightkv::{Compression, Counters, Db, EngineKind, Options, PoolMedium, Result, Tuning};
 use lightkv_pmem::{EmulatedBacking, EmulatedMedium};
@@ -56,6 +57,7 @@ fn tuning(
         journal_file_bytes: Some(journal_file_bytes),
         block_bytes: Some(block_bytes),
         large_value_bytes: Some(2000),
+        range_purge_delay: Some(Duration::ZERO),
         ..Tuning::default()
     }
 }

@@ -73,6 +73,13 @@ pub(super) enum Operation {
         writes: Vec<(TestKey, Option<TestValue>)>,
         sync: bool,
     },
+    DeleteRange {
+        bounds: Bounds,
+        sync: bool,
+    },
+    DeletePrefix {
+        prefix: TestKey,
+    },
     Get {
         key: TestKey,
         at: Moment,

@@ -22,6 +22,8 @@ pub(super) struct Events {
     pub(super) flushes: u64,
     pub(super) compactions: u64,
     pub(super) table_moves: u64,
+    pub(super) range_deletions: u64,
+    pub(super) table_drops: u64,
     /// Times frozen leaves or waiting merges were seen.
     pub(super) pending: u64,
     pub(super) power_losses: u64,
@@ -35,6 +37,8 @@ impl Events {
         self.flushes += other.flushes;
         self.compactions += other.compactions;
         self.table_moves += other.table_moves;
+        self.range_deletions += other.range_deletions;
+        self.table_drops += other.table_drops;
         self.pending += other.pending;
         self.power_losses += other.power_losses;
         self.kills += other.kills;
@@ -180,6 +184,26 @@ impl Runner {
                 Ok(())
             }
             Operation::Batch { writes, sync } => self.batch(writes, *sync),
+            Operation::DeleteRange { bounds, sync } => {
+                let options = self.write_options(*sync);
+                ok(
+                    "delete a range",
+                    self.db().delete_range_with(slices(bounds), options),
+                )?;
+                let deleted = within(self.oracle.present(), bounds);
+                self.wrote(
+                    deleted.into_iter().map(|(key, _)| (key, None)).collect(),
+                    *sync,
+                );
+                Ok(())
+            }
+            Operation::DeletePrefix { prefix } => {
+                ok("delete a prefix", self.db().delete_prefix(&prefix.0))?;
+                let keys = self.oracle.present().keys();
+                let deleted = keys.filter(|key| key.starts_with(&prefix.0));
+                self.wrote(deleted.map(|key| (key.clone(), None)).collect(), false);
+                Ok(())
+            }
             Operation::Get { key, at } => self.get(key, *at),
             Operation::Scan {
                 bounds,
@@ -433,6 +457,8 @@ impl Runner {
             self.events.flushes += counters.flushes;
             self.events.compactions += counters.compactions;
             self.events.table_moves += counters.table_moves;
+            self.events.range_deletions += counters.range_deletions;
+            self.events.table_drops += counters.table_drops;
         }
     }
 

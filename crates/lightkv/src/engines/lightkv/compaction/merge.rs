@@ -5,7 +5,7 @@ use lightkv_table::{EntryKind, IteratorOptions, TableIterator, TableWriter};
 use super::plan::Plan;
 use crate::engines::lightkv::manifest::TableMetadata;
 use crate::engines::lightkv::partition::Partition;
-use crate::engines::lightkv::snapshots::VersionFilter;
+use crate::engines::lightkv::range_deletions::Retention;
 use crate::engines::lightkv::store::Store;
 use crate::engines::lightkv::table_list::TableList;
 use crate::engines::lightkv::value_file::ValueReference;
@@ -17,7 +17,7 @@ impl Store {
         &self,
         partition: &Partition,
         plan: &Plan,
-        held: &[u64],
+        retention: &Retention,
         output: &mut MergeOutput<'_>,
     ) -> Result<()> {
         let mut inputs = Vec::with_capacity(plan.inputs.len());
@@ -39,8 +39,8 @@ impl Store {
             }
             key.clear();
             key.extend_from_slice(inputs[first].key());
-            output.begin_key()?;
-            let mut filter = VersionFilter::new(held);
+            output.begin_key(retention)?;
+            let mut filter = retention.filter(&key);
             // A tombstone waits until it is known whether something older of its key stays below it.
             let mut tombstone = None;
             for input in &mut inputs[first..] {
@@ -64,7 +64,7 @@ impl Store {
                 output.add(&key, sequence, EntryKind::Delete, &[])?;
             }
         }
-        output.finish_table()
+        output.finish_table(retention)
     }
 }
 
@@ -97,14 +97,14 @@ impl<'a> MergeOutput<'a> {
 
     /// Ends the present table if it is long enough. All versions of a key stay in one table, or the
     /// tables of the result would overlap.
-    fn begin_key(&mut self) -> Result<()> {
+    fn begin_key(&mut self, retention: &Retention) -> Result<()> {
         let sizes = &self.store.sizes;
         match &self.writer {
             Some(writer)
                 if writer.estimated_len_bytes() >= sizes.table_bytes_max
                     || writer.finish_memory_bytes() >= sizes.table_memory_bytes_max =>
             {
-                self.finish_table()
+                self.finish_table(retention)
             }
             _ => Ok(()),
         }
@@ -123,9 +123,10 @@ impl<'a> MergeOutput<'a> {
         Ok(writer.add(key, sequence, kind, value)?)
     }
 
-    fn finish_table(&mut self) -> Result<()> {
+    fn finish_table(&mut self, retention: &Retention) -> Result<()> {
         if let Some(writer) = self.writer.take() {
-            self.finished.push(self.store.finish_table(writer)?);
+            self.finished
+                .push(self.store.finish_table(writer, retention)?);
         }
         Ok(())
     }

@@ -15,9 +15,11 @@ use super::store::Store;
 use super::table_list::TableList;
 use crate::db::KeyRange;
 use crate::{Error, Result};
+pub(crate) use deleted::is_clean;
 use merge::MergeOutput;
 use plan::{Action, Plan, Policy, apply, merge_clusters};
 
+mod deleted;
 mod garbage;
 mod merge;
 mod plan;
@@ -35,7 +37,11 @@ impl Store {
     fn choose_plan(&self, partition: &Partition, tables: &TableList) -> Option<Plan> {
         let (policy, tables) = (self.policy(), tables.by_age());
         let (lower, upper) = (&*partition.lower, partition.upper.as_deref());
-        policy.choose(tables, lower).or_else(|| {
+        let deletions = self.purgeable_ranges(lower, upper);
+        let dropped = policy.choose_drop(tables, &deletions, lower, upper);
+        let chosen = dropped.or_else(|| policy.choose(tables, lower));
+        let rewritten = || policy.choose_rewrite(tables, &deletions, lower, upper);
+        chosen.or_else(rewritten).or_else(|| {
             let retained_bytes = match self.snapshots.none() {
                 true => 0,
                 false => partition.retained_garbage.load(Ordering::Relaxed),
@@ -112,7 +118,7 @@ impl Store {
         let Some(plan) = &installation.plan else {
             return Ok(installation);
         };
-        if plan.action == Action::Merge {
+        if matches!(plan.action, Action::Merge | Action::Rewrite) {
             match self.write_plan(partition, plan) {
                 Ok((added, is_retaining)) => {
                     (installation.added, installation.is_retaining) = (added, is_retaining);
@@ -186,6 +192,8 @@ impl Store {
 
     /// Merges the tables of the partitions that overlap a range, so that those of each are one run.
     pub(crate) fn compact_range(&self, range: &KeyRange) -> Result<()> {
+        // Else merges would have to keep what range deletions delete.
+        self.secure_ranges()?;
         self.flush_all()?;
         let mut pending = self.partitions();
         while let Some(partition) = pending.pop() {
@@ -237,10 +245,10 @@ impl Store {
     fn write_plan(&self, partition: &Partition, plan: &Plan) -> Result<(Vec<TableMetadata>, bool)> {
         // Moments held now or later need nothing older than the versions kept: later ones are newer than
         // all records of the inputs.
-        let held = self.snapshots.list();
+        let retention = self.retention();
         let mut output = MergeOutput::new(self);
-        match self.write_merge(partition, plan, &held, &mut output) {
-            Ok(()) => Ok((output.finished, !held.is_empty())),
+        match self.write_merge(partition, plan, &retention, &mut output) {
+            Ok(()) => Ok((output.finished, retention.is_retaining())),
             Err(error) => {
                 // Nothing names the tables that were finished before.
                 for metadata in output.finished {
@@ -270,7 +278,8 @@ impl Store {
                     weight: plan.weight,
                 })
                 .collect(),
-            Action::Merge => added
+            Action::Drop => Vec::new(),
+            Action::Merge | Action::Rewrite => added
                 .iter()
                 .map(|metadata| PartitionTable {
                     table: self.tables.register(metadata.clone()),
@@ -294,7 +303,8 @@ impl Store {
         }
         drop(guard);
         let (counter, count) = match plan.action {
-            Action::Merge => (&self.counters.compactions, 1),
+            Action::Merge | Action::Rewrite => (&self.counters.compactions, 1),
+            Action::Drop => (&self.counters.table_drops, plan.inputs.len() as u64),
             Action::Move => (&self.counters.table_moves, plan.inputs.len() as u64),
         };
         counter.fetch_add(count, Ordering::Relaxed);
@@ -326,7 +336,8 @@ impl Store {
 /// Bytes that a plan has to read.
 fn merge_bytes(plan: &Plan) -> u64 {
     match plan.action {
-        Action::Move => 0,
+        // Nobody is slowed for what a range deletion has left: it is removed as time permits.
+        Action::Move | Action::Drop | Action::Rewrite => 0,
         Action::Merge => plan
             .inputs
             .iter()

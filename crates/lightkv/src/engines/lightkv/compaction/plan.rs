@@ -33,6 +33,10 @@ pub(super) enum Action {
     Merge,
     /// Nothing older of their group lies below the inputs: only the manifest changes.
     Move,
+    /// Range deletions have deleted all that is in the inputs: only the manifest changes.
+    Drop,
+    /// Range deletions have deleted some of what is in the input: rewrite it, in its place.
+    Rewrite,
 }
 
 /// What a partition is judged by.

@@ -6,7 +6,6 @@
 //! buffer is smaller than it was, leaves have to be flushed in between; then everything is done anew by
 //! one thread, in the order of numbers.
 
-use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +19,7 @@ use super::super::manifest::{JournalTruncation, ManifestEdit, ManifestState};
 use super::super::record_layout::RecordFields;
 use super::super::store::Store;
 use super::restore::Restored;
-use super::{JOURNAL_DIRECTORY, References, build_tree};
+use super::{JOURNAL_DIRECTORY, ReadBack, References, build_tree};
 use crate::engines::threads::{side_by_side, thread_count};
 use crate::{Error, Result};
 
@@ -53,9 +52,8 @@ struct Replay<'a> {
     replayed_through: AtomicU64,
 }
 
-/// Replays the journal into the buffer, and starts a new file of it. Returns the value files that
-/// records refer to.
-pub(super) fn recover(store: &Arc<Store>, state: &ManifestState) -> Result<HashSet<u64>> {
+/// Replays the journal into the buffer, and starts a new file of it.
+pub(super) fn recover(store: &Arc<Store>, state: &ManifestState) -> Result<ReadBack> {
     let directory = store.directory.join(JOURNAL_DIRECTORY);
     let truncations: Vec<Truncation> = state
         .journal_truncations
@@ -120,7 +118,10 @@ pub(super) fn recover(store: &Arc<Store>, state: &ManifestState) -> Result<HashS
         store.background.queue_settling(replayed_through);
     }
     store.journal.set(journal).expect("set once");
-    Ok(replay.references.into_inner())
+    Ok(ReadBack {
+        references: replay.references.into_inner(),
+        through: replayed_through,
+    })
 }
 
 impl Replay<'_> {

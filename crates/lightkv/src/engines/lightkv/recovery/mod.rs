@@ -110,16 +110,22 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
         sizes,
         lock,
     }));
-    let referenced = if state.pool_identity == 0 {
+    let read_back = if state.pool_identity == 0 {
         journal::recover(&store, &state)?
     } else {
         pool::recover(&store, &state)?
     };
+    let history_through = read_back.through.max(state.complete_through);
+    store.adopt_ranges(
+        &state.range_deletions,
+        history_through,
+        state.complete_through,
+    )?;
     store.recovered_through.store(
         store.last_sequence.load(Ordering::SeqCst),
         Ordering::Release,
     );
-    strays::remove(&store, &referenced)?;
+    strays::remove(&store, &read_back.references)?;
     Ok(store)
 }
 
@@ -152,6 +158,16 @@ fn build_tree(state: &ManifestState, tables: &Arc<TableContext>) -> Tree<Partiti
         })
         .collect();
     Tree::from_sorted(partitions)
+}
+
+/// What journal or pool gave back.
+#[derive(Debug)]
+struct ReadBack {
+    /// The value files that records refer to.
+    references: HashSet<u64>,
+    /// The largest number of what the next recovery would find again: history reaches to here at least. Numbers that only the
+    /// manifest remembers may be those of writes that a power loss took.
+    through: u64,
 }
 
 /// Value files that records refer to, as threads find them.

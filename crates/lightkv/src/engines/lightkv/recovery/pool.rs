@@ -8,9 +8,9 @@
 //! its first record of an incomplete batch, which is made invalid, so what stands behind it counts as missing
 //! ([`Found::end_runs`]): on an ordinary file a power loss takes any pages, and a later batch may stand there.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -18,7 +18,7 @@ use super::super::buffer::RunHandle;
 use super::super::manifest::ManifestState;
 use super::super::record_layout::{BatchMembership, Record};
 use super::super::store::Store;
-use super::{References, image};
+use super::{ReadBack, References, image};
 use crate::Result;
 use crate::engines::threads::side_by_side;
 
@@ -26,6 +26,8 @@ use crate::engines::threads::side_by_side;
 #[derive(Debug, Default)]
 struct Found {
     last_sequence: u64,
+    /// The same of records before the first of a batch in their run: those that surely stay.
+    last_single: u64,
     /// Of each batch by its first number: how many records it has, and how many were found.
     batches: HashMap<u64, (u32, u32)>,
     /// Runs with records of batches, and where the first of those lies.
@@ -42,6 +44,7 @@ impl Found {
 
     fn merge(&mut self, other: Self) {
         self.last_sequence = self.last_sequence.max(other.last_sequence);
+        self.last_single = self.last_single.max(other.last_single);
         for (first_sequence, (count, seen)) in other.batches {
             let batch = BatchMembership {
                 first_sequence,
@@ -98,14 +101,18 @@ impl Found {
     }
 }
 
-/// Indexes the records that a pool holds. Returns the value files that they refer to.
-pub(super) fn recover(store: &Arc<Store>, state: &ManifestState) -> Result<HashSet<u64>> {
+/// Indexes the records that a pool holds.
+pub(super) fn recover(store: &Arc<Store>, state: &ManifestState) -> Result<ReadBack> {
     let image = store.take_pool_image(state)?;
     let runs = store.buffer.attach_runs();
     if let Some(image) = image
         && let Some(references) = image::attach(store, state, &runs, &image)?
     {
-        return Ok(references);
+        return Ok(ReadBack {
+            references,
+            // Nothing was lost, so all numbers were those of writes.
+            through: image.last_sequence,
+        });
     }
     let references = References::default();
     let found = Mutex::new(Found {
@@ -128,12 +135,13 @@ pub(super) fn recover(store: &Arc<Store>, state: &ManifestState) -> Result<HashS
         .last_sequence
         .store(found.last_sequence, Ordering::SeqCst);
     let has_dropped = AtomicBool::new(false);
+    let through = AtomicU64::new(found.last_single);
     side_by_side(found.postponed.len(), |next| {
         while let Some(index) = next() {
             let (run, offset) = &found.postponed[index];
             let is_complete =
                 |record: &Record<'_>| found.is_complete(record, state.complete_through);
-            if finish_run(store, run, *offset, is_complete, &references) {
+            if finish_run(store, run, *offset, is_complete, &references, &through) {
                 has_dropped.store(true, Ordering::Relaxed);
             }
         }
@@ -146,7 +154,10 @@ pub(super) fn recover(store: &Arc<Store>, state: &ManifestState) -> Result<HashS
     if has_dropped.into_inner() && store.durability().synced.is_some() {
         store.sync()?;
     }
-    Ok(references.into_inner())
+    Ok(ReadBack {
+        references: references.into_inner(),
+        through: through.into_inner(),
+    })
 }
 
 /// Indexes the records of a run up to the first of a batch, and counts the others.
@@ -164,6 +175,7 @@ fn index_run(store: &Store, run: &Arc<RunHandle>, references: &References, found
         }
         if postponed.is_none() {
             last = Some((offset, record.len_bytes));
+            found.last_single = found.last_single.max(record.sequence);
             if store.restore_from_pool(run, offset, &record, &guard) {
                 references.note(record.kind, record.value);
             }
@@ -186,6 +198,7 @@ fn finish_run(
     start: u64,
     is_complete: impl Fn(&Record<'_>) -> bool,
     references: &References,
+    through: &AtomicU64,
 ) -> bool {
     let guard = crossbeam_epoch::pin();
     let mut last = None;
@@ -202,6 +215,8 @@ fn finish_run(
             run.flush(offset, record.len_bytes);
         }
         last = Some((offset, record.len_bytes));
+        // Relaxed: read after the threads have ended.
+        through.fetch_max(record.sequence, Ordering::Relaxed);
         if store.restore_from_pool(run, offset, &record, &guard) {
             references.note(record.kind, record.value);
         }

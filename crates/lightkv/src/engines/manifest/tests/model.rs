@@ -29,6 +29,7 @@ struct Model {
     keys: Vec<(u64, Vec<PartitionTable>)>,
     bounds: BTreeSet<u8>,
     tables: BTreeMap<u64, TableMetadata>,
+    range_deletions: BTreeMap<u64, RangeDeletion>,
 }
 
 impl Model {
@@ -37,12 +38,18 @@ impl Model {
             keys: vec![(0, Vec::new()); usize::from(KEYS)],
             bounds: BTreeSet::from([0]),
             tables: BTreeMap::new(),
+            range_deletions: BTreeMap::new(),
         }
     }
 
     fn apply(&mut self, step: &Step, edit: &ManifestEdit) -> Vec<u64> {
         for table in &edit.added_tables {
             self.tables.insert(table.file_number, table.clone());
+        }
+        self.range_deletions
+            .retain(|number, _| !edit.removed_ranges.contains(number));
+        for range in &edit.added_ranges {
+            self.range_deletions.insert(range.number, range.clone());
         }
         for (range, partition) in step.ranges.iter().zip(&edit.partitions) {
             let upper = range.upper.unwrap_or(KEYS);
@@ -99,6 +106,8 @@ struct Step {
     ranges: Vec<Range>,
     numbers: [Option<u64>; 5],
     truncations: Option<Vec<(u64, u64, u64)>>,
+    removes_range: bool,
+    added_range: Option<Range>,
 }
 
 fn range() -> impl Strategy<Value = Range> {
@@ -120,13 +129,19 @@ fn step() -> impl Strategy<Value = Step> {
         vec(range(), 0..3),
         prop::array::uniform5(option::of(any::<u64>())),
         option::of(vec(any::<(u64, u64, u64)>(), 0..3)),
+        any::<bool>(),
+        option::of(range()),
     )
-        .prop_map(|(added, ranges, numbers, truncations)| Step {
-            added,
-            ranges,
-            numbers,
-            truncations,
-        })
+        .prop_map(
+            |(added, ranges, numbers, truncations, removes_range, added_range)| Step {
+                added,
+                ranges,
+                numbers,
+                truncations,
+                removes_range,
+                added_range,
+            },
+        )
 }
 
 fn edit_of(step: &Step, known: &ManifestState, next_number: &mut u64) -> ManifestEdit {
@@ -177,6 +192,24 @@ fn edit_of(step: &Step, known: &ManifestState, next_number: &mut u64) -> Manifes
             list.iter().map(truncation).collect()
         }),
         journal_first_generation: generation,
+        removed_ranges: known
+            .range_deletions
+            .iter()
+            .map(|range| range.number)
+            .take(usize::from(step.removes_range))
+            .collect(),
+        added_ranges: step
+            .added_range
+            .iter()
+            .map(|range| RangeDeletion {
+                number: known
+                    .range_deletions
+                    .last()
+                    .map_or(1, |last| last.number + 3),
+                lower: key(range.lower),
+                upper: range.upper.map(key),
+            })
+            .collect(),
     }
 }
 
@@ -201,6 +234,8 @@ proptest! {
             let state = counted.state();
             prop_assert_eq!(&state.partitions, &model.partitions());
             prop_assert_eq!(&state.tables, &model.tables);
+            let ranges: Vec<_> = model.range_deletions.values().cloned().collect();
+            prop_assert_eq!(&state.range_deletions, &ranges);
             prop_assert_eq!(state, &published);
             state.check().unwrap();
             if let Some(identity) = edit.pool_identity {
@@ -284,6 +319,85 @@ fn lengths_beyond_the_payload_are_refused_without_taking_memory() {
         vec![ManifestEdit::default()]
     );
     assert!(decode_edits(&[2, 1, 0x40, 0, 0, 0xa5]).is_err());
+    assert!(decode_edits(&[6, 1, 0x80, 2, 0, 0, 0xa5]).is_err());
+}
+
+/// A manifest of the second format has no range deletions, and its tables none applied.
+#[test]
+fn tables_of_version_2_are_read() {
+    let payload = [
+        &[3, 7, 9, 1, 0, 6, 50, 40, 0, 0][..],
+        // One table: number 5, 4096 bytes, 12 entries, 3 tombstones, sequence numbers 1 to 30, 9 keys, no sketch, a to b.
+        &[1, 5, 0x80, 0x20, 12, 3, 1, 30, 9, 0, 1, b'a', 1, b'b', 0],
+        &[1, 0, 30, 1, 5, 2, 0xa5],
+    ]
+    .concat();
+    let state = decode_snapshot(&payload).unwrap();
+    state.check().unwrap();
+    let table = &state.tables[&5];
+    assert_eq!((table.distinct_keys, table.ranges_applied_through), (9, 0));
+    assert!(state.range_deletions.is_empty());
+    // The fields of range deletions are unknown to it.
+    assert!(decode_edits(&[4, 1, 0x40, 1, 9, 0, 0, 0xa5]).is_err());
+    let edits =
+        decode_edits(&[6, 1, 0xc0, 1, 1, 9, 1, 12, 1, b'c', 1, 1, b'e', 0, 0, 0xa5]).unwrap();
+    assert_eq!(edits[0].removed_ranges, [9]);
+    assert_eq!(
+        edits[0].added_ranges,
+        [RangeDeletion {
+            number: 12,
+            lower: b"c".to_vec(),
+            upper: Some(b"e".to_vec()),
+        }]
+    );
+    let record = encode_snapshot(&state);
+    assert_eq!(
+        decode_snapshot(&record[RECORD_HEADER_LEN_BYTES..]).unwrap(),
+        state
+    );
+}
+
+#[test]
+fn contradictory_range_deletions_are_refused() {
+    let range = |number, lower: &[u8], upper: Option<&[u8]>| RangeDeletion {
+        number,
+        lower: lower.to_vec(),
+        upper: upper.map(<[u8]>::to_vec),
+    };
+    let added = |ranges: Vec<RangeDeletion>| ManifestEdit {
+        added_ranges: ranges,
+        ..ManifestEdit::default()
+    };
+    let mut initial = initial_state();
+    initial.normalise();
+    let mut state = CountedState::new(initial);
+    state
+        .apply(&added(vec![
+            range(7, b"a", None),
+            range(9, b"", Some(b"b")),
+        ]))
+        .unwrap();
+    let before = state.state().clone();
+    for edit in [
+        added(vec![range(9, b"c", None)]),
+        added(vec![range(8, b"c", None)]),
+        added(vec![range(12, b"c", Some(b"c"))]),
+        added(vec![range(12, b"c", Some(b"b"))]),
+        added(vec![range(13, b"c", None), range(12, b"c", None)]),
+        ManifestEdit {
+            removed_ranges: vec![8],
+            ..ManifestEdit::default()
+        },
+    ] {
+        assert!(state.apply(&edit).is_err(), "{edit:?}");
+        assert_eq!(state.state(), &before);
+    }
+    let replaced = ManifestEdit {
+        removed_ranges: vec![9],
+        ..added(vec![range(9, b"x", None)])
+    };
+    state.apply(&replaced).unwrap();
+    assert_eq!(state.state().range_deletions[1].lower, b"x");
 }
 
 /// A manifest of the first format has no key statistics: all keys of its tables count as different.
