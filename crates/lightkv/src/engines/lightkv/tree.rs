@@ -154,7 +154,7 @@ impl<L> Tree<L> {
     }
 
     /// Number of inner nodes. Walks the tree.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn inner_nodes(&self) -> usize {
         let mut count = 0;
         self.for_each_inner(|_, _| count += 1);
@@ -162,7 +162,7 @@ impl<L> Tree<L> {
     }
 
     /// The greatest number of inner nodes between the root and a leaf. Walks the tree.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn depth(&self) -> usize {
         let mut depth_max = 0;
         self.for_each_inner(|_, depth| depth_max = depth_max.max(depth));
