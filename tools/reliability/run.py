@@ -192,7 +192,7 @@ def short_form() -> list[Part]:
     return [
         Part(check, "short", [
             "cargo", "test", "--locked", "-p", package, "--test", target, "--", "--nocapture", *names,
-        ])
+        ], counts_tests=check in ("crashes", "fuzzing"))
         for check, (package, target, names) in filters.items()
     ]
 
