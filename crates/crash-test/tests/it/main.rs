@@ -83,13 +83,16 @@ fn a_life_has_the_same_cuts_in_every_run() {
     // The last cut of a life is where it was: one more does not exist.
     let count = |()| (0..).find(|cut| matches!(script(*cut).replay(), Ok(Replay::Unfit(_))));
     // Other stores of the process drop what this one let go of, and hold it up.
+    const OTHERS: usize = 3;
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                let _ = script(usize::MAX).replay();
-            }
-        });
+        for _ in 0..OTHERS {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    let _ = script(usize::MAX).replay();
+                }
+            });
+        }
         let counts: Vec<_> = (0..4).map(|_| count(())).collect();
         is_over.store(true, Ordering::Relaxed);
         assert!(counts.iter().all(|count| *count == counts[0]), "{counts:?}");

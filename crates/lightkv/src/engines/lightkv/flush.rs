@@ -13,7 +13,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_epoch::Guard;
 use lightkv_journal::JournalPosition;
@@ -563,18 +563,26 @@ pub(crate) fn collect_garbage() {
 }
 
 /// Drops what this thread let go of, and returns when that has happened: other threads may be at it, or hold it up by
-/// what they read. Gives up after a while, because the caller may be one of them. For stores without threads.
+/// what they read. Gives up after a time that no reader takes; at once if the caller itself reads. For stores without
+/// threads.
 pub(crate) fn settle_garbage() {
-    const ATTEMPTS: usize = 1000;
-    let is_settled = Arc::new(AtomicBool::new(false));
-    let mark = Arc::clone(&is_settled);
-    // Garbage is dropped in the order in which it was deferred, by whom it may be.
-    crossbeam_epoch::pin().defer(move || mark.store(true, Ordering::Release));
-    for _ in 0..ATTEMPTS {
-        crossbeam_epoch::pin().flush();
-        if is_settled.load(Ordering::Acquire) {
-            return;
+    const WAIT_MAX: Duration = Duration::from_secs(10);
+    if crossbeam_epoch::is_pinned() {
+        return;
+    }
+    let deadline = Instant::now() + WAIT_MAX;
+    // Garbage is handed out in the order in which it was deferred, but another thread may still be dropping its part when
+    // the first mark is reached. It is pinned while it does so, and the second mark waits for whoever was pinned by then.
+    for _ in 0..2 {
+        let is_reached = Arc::new(AtomicBool::new(false));
+        let mark = Arc::clone(&is_reached);
+        crossbeam_epoch::pin().defer(move || mark.store(true, Ordering::Release));
+        while !is_reached.load(Ordering::Acquire) {
+            if Instant::now() > deadline {
+                return;
+            }
+            crossbeam_epoch::pin().flush();
+            std::thread::yield_now();
         }
-        std::thread::yield_now();
     }
 }
