@@ -130,7 +130,7 @@ impl std::fmt::Debug for Pool {
 /// Steps in which plain DRAM is faulted in: each holds the address space's lock for its time.
 const POPULATE_STEP_BYTES: u64 = 4 << 20;
 /// Parts of a step, and of a file, with small pages.
-const POPULATE_PART_BYTES: u64 = 256 << 10;
+const POPULATE_PART_BYTES: u64 = 32 << 10;
 /// A step that takes longer went below 1.3 GB/s; small pages do better than that nearly everywhere.
 const POPULATE_STEP_SLOW: Duration = Duration::from_millis(3);
 

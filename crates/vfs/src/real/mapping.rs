@@ -18,7 +18,7 @@ pub(super) struct SharedMapping {
 
 /// Pages are faulted in so many at a time. The call holds the address space's lock, which every thread needs that makes
 /// or ends a mapping, and so one that allocates memory: 16 MiB at once held up writers for 10 to 20 ms.
-const FAULT_IN_STEP_BYTES: usize = 256 << 10;
+const FAULT_IN_STEP_BYTES: usize = 32 << 10;
 
 impl SharedMapping {
     /// Maps the first `len` bytes. The caller has checked that the file is that long; a file that is

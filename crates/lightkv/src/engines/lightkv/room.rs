@@ -202,7 +202,7 @@ impl Store {
         let half = |is_left: bool, count: usize, lower: &[u8], upper: Option<&[u8]>| {
             let share = view.top.segment.bytes() * count as u64 / moving.len() as u64;
             let index = TopLeaf::build(
-                (count * 2).max(LEAF_ENTRIES_INITIAL),
+                half_capacity_entries(count, moving.len()),
                 base,
                 moving
                     .iter()
@@ -362,6 +362,13 @@ impl Store {
     }
 }
 
+/// Capacity of half a leaf: what the whole had when it was split, or twice the half if that is less. With a sixteenth to
+/// spare, because which of the two comes first, the next split or a full table, is otherwise a matter of chance.
+fn half_capacity_entries(half_entries: usize, whole_entries: usize) -> usize {
+    let entries = whole_entries.min(half_entries * 2);
+    (entries + entries / 16).max(LEAF_ENTRIES_INITIAL)
+}
+
 /// Entries whose slices are smaller than a limit.
 fn count_below(moving: &[Moving], limit: u32) -> usize {
     moving.iter().filter(|entry| entry.slice < limit).count()
@@ -382,4 +389,21 @@ fn padded_common_prefix_len(a: &[u8], b: &[u8]) -> usize {
     (0..a.len().max(b.len()))
         .find(|&at| padded(a, at) != padded(b, at))
         .unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_need_not_grow_before_the_next_split() {
+        // An even split: each half will hold what the whole did.
+        let half = half_capacity_entries(5_000, 10_000);
+        assert!((10_000..11_000).contains(&half), "{half}");
+        // The larger part of an uneven one will not hold more than that.
+        assert_eq!(half_capacity_entries(7_500, 10_000), half);
+        // The smaller one pays by what it has.
+        assert!(half_capacity_entries(2_500, 10_000) < 6_000);
+        assert_eq!(half_capacity_entries(0, 10_000), LEAF_ENTRIES_INITIAL);
+    }
 }
