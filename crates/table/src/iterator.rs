@@ -48,6 +48,9 @@ pub struct IteratorOptions {
     pub fill_cache: bool,
     /// What the walk is for.
     pub access: Access,
+    /// What a scan will probably walk through after a seek, in bytes: if the first block is cached,
+    /// [`TableIterator::prepare`] looks no further than that for others that are not.
+    pub expected_bytes: usize,
     /// Length of a scan's first read after a seek, in bytes; one block if that is longer.
     pub first_read_bytes: usize,
     /// Longest read ahead, in bytes.
@@ -60,6 +63,7 @@ impl Default for IteratorOptions {
         Self {
             fill_cache: true,
             access: Access::Scan,
+            expected_bytes: usize::MAX,
             first_read_bytes: 0,
             read_ahead_bytes_max: READ_AHEAD_BYTES_MAX,
         }
@@ -72,6 +76,7 @@ impl IteratorOptions {
         Self {
             fill_cache: false,
             access: Access::Compaction,
+            expected_bytes: usize::MAX,
             first_read_bytes: 0,
             read_ahead_bytes_max: READ_AHEAD_BYTES_MAX,
         }
@@ -122,6 +127,8 @@ pub struct TableIterator {
     noted_bytes: usize,
     /// What `prepare` asked for.
     prepared: Option<Stretch>,
+    /// The block where `prepare` found the key that was to be sought.
+    located: Option<u32>,
     /// The walk ends here: at a key above what is wanted forward, at one below it backward.
     bound: Option<Box<[u8]>>,
     /// The block at the bound, once it is known.
@@ -207,6 +214,7 @@ impl TableIterator {
             spare: AlignedBuffer::new(),
             noted_bytes: 0,
             prepared: None,
+            located: None,
             bound: None,
             bound_block: None,
             visited_bytes: 0,
@@ -243,11 +251,18 @@ impl TableIterator {
             Seek::Last => self.reader.blocks() - 1,
             _ => self.locate(key, u64::MAX)?,
         };
+        self.located = Some(block);
         let (offset, len) = self.reader.block_place(block)?;
         if self.blocks.in_window(offset, len).is_some() {
             return Ok(None);
         }
-        let bytes = self.options.first_read_bytes;
+        let mut bytes = self.options.first_read_bytes;
+        if self.is_cached(offset) {
+            bytes = bytes.min(self.options.expected_bytes);
+            if bytes <= len {
+                return Ok(None);
+            }
+        }
         let Some(stretch) = self.missing_stretch(block, direction, bytes)? else {
             return Ok(None);
         };
@@ -263,6 +278,17 @@ impl TableIterator {
             self.planned_bytes = self.options.first_read_bytes;
             // Ignored: the seek will meet the same error, and report it.
             let _ = self.take_window(stretch, read);
+        }
+    }
+
+    /// Goes where the last [`TableIterator::prepare`] was told that the walk will begin, or anywhere if there was none
+    /// since the last seek. The index is not searched again.
+    pub fn seek_prepared(&mut self, seek: Seek<'_>) -> Result<()> {
+        let located = self.located.take();
+        match seek {
+            Seek::AtOrAbove(key) => self.seek_at_or_above(key, u64::MAX, located),
+            Seek::Below(key) => self.seek_below(key, located),
+            Seek::Last => self.seek_last(),
         }
     }
 
@@ -368,11 +394,21 @@ impl TableIterator {
     /// Moves to the newest version of `key` with a sequence number of at most `max_sequence`; if there
     /// is none, to the newest version of the next key.
     pub fn seek_version(&mut self, key: &[u8], max_sequence: u64) -> Result<()> {
+        self.seek_at_or_above(key, max_sequence, None)
+    }
+
+    fn seek_at_or_above(
+        &mut self,
+        key: &[u8],
+        max_sequence: u64,
+        located: Option<u32>,
+    ) -> Result<()> {
         self.start_seek();
         if key > self.reader.largest_key() {
             return Ok(());
         }
-        if !self.seek_in_block(key, max_sequence)? && self.block + 1 < self.reader.blocks() {
+        if !self.seek_in_block(key, max_sequence, located)? && self.block + 1 < self.reader.blocks()
+        {
             self.load(self.block + 1, Direction::Forward)?;
             self.place(|cursor, payload| cursor.seek_first(payload).map(|()| true))?;
         }
@@ -386,7 +422,7 @@ impl TableIterator {
             return Ok(());
         }
         // Sequence number 0 is the last place any version of `key` can have.
-        if self.seek_in_block(key, 0)? && self.cursor.key() == key {
+        if self.seek_in_block(key, 0, None)? && self.cursor.key() == key {
             return Ok(());
         }
         self.step_back_after_seek()
@@ -394,11 +430,15 @@ impl TableIterator {
 
     /// Moves to the last entry whose key is below `key`.
     pub fn seek_before(&mut self, key: &[u8]) -> Result<()> {
+        self.seek_below(key, None)
+    }
+
+    fn seek_below(&mut self, key: &[u8], located: Option<u32>) -> Result<()> {
         self.start_seek();
         if key <= self.reader.smallest_key() {
             return Ok(());
         }
-        self.seek_in_block(key, u64::MAX)?;
+        self.seek_in_block(key, u64::MAX, located)?;
         self.step_back_after_seek()
     }
 
@@ -434,6 +474,7 @@ impl TableIterator {
 
     fn start_seek(&mut self) {
         self.valid = false;
+        self.located = None;
         if self.visited_bytes > 0 {
             self.planned_bytes = 0;
             self.ahead = None;
@@ -462,8 +503,11 @@ impl TableIterator {
 
     /// Moves to the first entry at or behind a place in the block where it should be; false, with the
     /// cursor at the block's last entry, if it is the first of the next block.
-    fn seek_in_block(&mut self, key: &[u8], sequence: u64) -> Result<bool> {
-        let block = self.locate(key, sequence)?;
+    fn seek_in_block(&mut self, key: &[u8], sequence: u64, located: Option<u32>) -> Result<bool> {
+        let block = match located {
+            Some(block) => block,
+            None => self.locate(key, sequence)?,
+        };
         self.load(block, Direction::Seek)?;
         self.place(|cursor, payload| cursor.seek(payload, key, sequence))
     }

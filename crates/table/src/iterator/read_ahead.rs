@@ -126,7 +126,7 @@ impl TableIterator {
     }
 
     /// Whether a scan need not read the block at an offset. Merges leave the cache alone.
-    fn is_cached(&self, offset: u64) -> bool {
+    pub(super) fn is_cached(&self, offset: u64) -> bool {
         let key = (self.reader.table_id, offset);
         self.options.access == Access::Scan && self.reader.shared.cache.has_block(key)
     }

@@ -66,6 +66,7 @@ pub(crate) mod fuzzing;
 mod journal_entry_layout;
 mod key_gaps;
 pub(crate) mod key_sketch;
+mod leaf_source;
 mod memory;
 mod pacing;
 mod partition;

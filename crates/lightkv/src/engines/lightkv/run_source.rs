@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lightkv_table::{EntryKind, Seek};
 use lightkv_vfs::{FinishedRead, ReadRequest};
 
-use super::scan_source::{Direction, TableSource, Walk};
+use super::scan_source::{Direction, FirstBytes, TableSource, Walk};
 use super::table_list::TableList;
 use crate::Result;
 
@@ -25,7 +25,7 @@ pub(crate) struct RunSource {
     /// Of the bytes of all runs of the partition.
     share: f64,
     /// What is read first of the next table, from all runs together.
-    next_bytes: u64,
+    next_bytes: FirstBytes,
     /// `None` when exhausted.
     table: Option<TableSource>,
 }
@@ -53,7 +53,7 @@ impl RunSource {
         at: usize,
         walk: Walk<'_>,
         share: f64,
-        first_bytes: u64,
+        first_bytes: FirstBytes,
     ) -> Result<Self> {
         let table = TableSource::new(&list.in_run(run, at).table, walk, share, first_bytes)?;
         Ok(Self {
@@ -167,9 +167,11 @@ impl RunSource {
         self.at = next;
         // Who walks through a whole table will probably walk through more of them.
         let file_len_bytes = table.metadata.file_len_bytes;
-        self.next_bytes = self
-            .next_bytes
-            .max(file_len_bytes.min(NEXT_TABLE_BYTES_MAX));
+        let next_bytes = file_len_bytes.min(NEXT_TABLE_BYTES_MAX);
+        self.next_bytes = FirstBytes {
+            wanted: self.next_bytes.wanted.max(next_bytes),
+            read: self.next_bytes.read.max(next_bytes),
+        };
         Ok(Some(source))
     }
 }

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use lightkv_table::EntryKind;
 
 use super::LightKv;
+use super::leaf_source::LeafSource;
 use super::range_deletions::RangeList;
-use super::scan_source::{Direction, LeafSource, ReadAhead, ScanSource, Walk, add_table_sources};
+use super::scan_source::{Direction, ReadAhead, ScanSource, Walk, add_table_sources};
 use super::store::Store;
 use super::table_set::read_large_value;
 use crate::db::KeyRange;
@@ -78,6 +79,12 @@ impl PartitionScan {
         };
         let (tables, walk) = (&view.tables, Walk { bound, ..walk });
         let read_ahead = add_table_sources(&mut sources, store, tables, walk)?;
+        // Now that their first records have come.
+        for source in &mut sources {
+            if let ScanSource::Leaf(source) = source {
+                source.settle(store);
+            }
+        }
         let next = match walk.direction {
             Direction::Forward => partition.upper.as_deref().map(<[u8]>::to_vec),
             Direction::Backward => (!partition.lower.is_empty()).then(|| partition.lower.to_vec()),

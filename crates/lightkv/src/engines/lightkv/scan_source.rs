@@ -5,9 +5,8 @@ use std::sync::Arc;
 use lightkv_table::{EntryKind, IteratorOptions, READ_AHEAD_GROWTH, Seek, TableIterator};
 use lightkv_vfs::{PendingReads, ReadRequest};
 
-use super::partition::Leaf;
+use super::leaf_source::LeafSource;
 use super::run_source::RunSource;
-use super::sorted_view::{SortedEntry, SortedRun, key_order, lower_bound};
 use super::store::Store;
 use super::table_list::TableList;
 use super::table_set::Table;
@@ -85,7 +84,7 @@ impl ReadAhead {
     fn new(walked_bytes: u64, first_bytes: u64) -> Self {
         Self {
             next_bytes: first_bytes.max(NEXT_READ_BYTES_MIN),
-            // Behind what is expected of a scan (`first_read_bytes`), and before a table comes to its end: records
+            // Behind what is expected of a scan (`FirstBytes`), and before a table comes to its end: records
             // are not spread evenly.
             at_bytes: walked_bytes + first_bytes / 10 * 7,
             under_way: None,
@@ -165,15 +164,28 @@ impl ReadAhead {
     }
 }
 
-/// What a walk reads first of a partition, from all tables together.
-fn first_read_bytes(walked_bytes: u64, expected_bytes: u64) -> u64 {
-    let wanted_bytes = if walked_bytes < expected_bytes {
-        // Half as much again as is expected, so that none of the tables has too little of it.
-        (expected_bytes - walked_bytes) / 2 * 3
-    } else {
-        walked_bytes * 2
-    };
-    wanted_bytes.clamp(FIRST_READ_BYTES_MIN, READ_AHEAD_BYTES / 2)
+/// What a walk takes from a partition at first, from all tables together.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FirstBytes {
+    /// What it will probably want.
+    pub(super) wanted: u64,
+    /// What is read if something has to be.
+    pub(super) read: u64,
+}
+
+impl FirstBytes {
+    fn new(walked_bytes: u64, expected_bytes: u64) -> Self {
+        let wanted = if walked_bytes < expected_bytes {
+            // Half as much again as is expected, so that none of the tables has too little of it.
+            (expected_bytes - walked_bytes) / 2 * 3
+        } else {
+            walked_bytes * 2
+        };
+        Self {
+            wanted: wanted.min(READ_AHEAD_BYTES / 2),
+            read: wanted.clamp(FIRST_READ_BYTES_MIN, READ_AHEAD_BYTES / 2),
+        }
+    }
 }
 
 /// What several runs read first, and which runs those are.
@@ -213,7 +225,7 @@ pub(crate) fn add_table_sources(
         .filter_map(|run| RunSource::first_table(tables, run, &walk).map(|at| (run, at)))
         .collect();
     let all_bytes: u64 = reached.iter().map(|&(run, _)| tables.run_bytes(run)).sum();
-    let first_bytes = first_read_bytes(walk.walked_bytes, store.scan_lengths.expected_bytes());
+    let first_bytes = FirstBytes::new(walk.walked_bytes, store.scan_lengths.expected_bytes());
     let (mut placed, mut first_reads) = (Vec::new(), FirstReads::default());
     for (run, at) in reached {
         let share = tables.run_bytes(run) as f64 / all_bytes.max(1) as f64;
@@ -240,7 +252,7 @@ pub(crate) fn add_table_sources(
             sources.push(ScanSource::Run(Box::new(source)));
         }
     }
-    Ok(ReadAhead::new(walk.walked_bytes, first_bytes))
+    Ok(ReadAhead::new(walk.walked_bytes, first_bytes.read))
 }
 
 /// A leaf or a run of tables, placed at a key that has a version visible at the scan's moment, or exhausted.
@@ -303,134 +315,6 @@ impl ScanSource {
     }
 }
 
-/// A leaf's sorted view and a place in it.
-///
-/// INVARIANT. Only the newest record of a key in the leaf may be asked for its versions: what is not linked
-/// from it is hidden, also if an older run still has it. (A delete that nobody's moment precedes frees
-/// the slot of its key, and a later put links to nothing before it.) So the runs are merged in here.
-pub(crate) struct LeafSource {
-    /// Keeps the records that the view points to.
-    leaf: Arc<Leaf>,
-    /// Newest first.
-    runs: Vec<RunPlace>,
-    direction: Direction,
-    sequence_max: u64,
-    /// Copied, so that comparisons in the merge do not touch records.
-    key: Vec<u8>,
-    /// The entry it stands at, with kind and pool offset of the visible version.
-    current: Option<(SortedEntry, EntryKind, u64)>,
-}
-
-/// A place in a run of a sorted view.
-struct RunPlace {
-    run: Arc<SortedRun>,
-    /// Forward: index of the present entry. Backward: index after it.
-    at: usize,
-}
-
-impl RunPlace {
-    #[inline]
-    fn head(&self, direction: Direction) -> Option<SortedEntry> {
-        let index = match direction {
-            Direction::Forward => Some(self.at),
-            Direction::Backward => self.at.checked_sub(1),
-        };
-        index.and_then(|index| self.run.get(index)).copied()
-    }
-
-    #[inline]
-    fn step(&mut self, direction: Direction) {
-        match direction {
-            Direction::Forward => self.at += 1,
-            Direction::Backward => self.at -= 1,
-        }
-    }
-}
-
-impl LeafSource {
-    /// At the first key of the walk.
-    pub(crate) fn new(store: &Store, leaf: &Arc<Leaf>, walk: Walk<'_>) -> Self {
-        let view = leaf.sorted(&store.buffer);
-        let place = |run: &Arc<SortedRun>| {
-            let at = match (walk.start, walk.direction) {
-                (Some(start), _) => lower_bound(run, start, leaf, &store.buffer),
-                (None, Direction::Forward) => 0,
-                (None, Direction::Backward) => run.len(),
-            };
-            let run = run.clone();
-            RunPlace { run, at }
-        };
-        let mut source = Self {
-            leaf: leaf.clone(),
-            runs: view.runs().map(place).collect(),
-            direction: walk.direction,
-            sequence_max: walk.sequence_max,
-            key: Vec::new(),
-            current: None,
-        };
-        source.settle(store);
-        source
-    }
-
-    /// The next key of all runs, by its newest record.
-    #[inline]
-    fn next_entry(&self, store: &Store) -> Option<SortedEntry> {
-        let mut best: Option<SortedEntry> = None;
-        for run in &self.runs {
-            let Some(head) = run.head(self.direction) else {
-                continue;
-            };
-            let is_better = best.is_none_or(|best| {
-                let order = key_order(&head, &best, &store.buffer);
-                match self.direction {
-                    Direction::Forward => order.is_lt(),
-                    Direction::Backward => order.is_gt(),
-                }
-            });
-            if is_better {
-                best = Some(head);
-            }
-        }
-        best
-    }
-
-    /// Moves all runs past the key of an entry.
-    #[inline]
-    fn pass(&mut self, entry: SortedEntry, store: &Store) {
-        for run in &mut self.runs {
-            if run
-                .head(self.direction)
-                .is_some_and(|head| key_order(&head, &entry, &store.buffer).is_eq())
-            {
-                run.step(self.direction);
-            }
-        }
-    }
-
-    fn advance(&mut self, store: &Store) {
-        if let Some((entry, ..)) = self.current {
-            self.pass(entry, store);
-        }
-        self.settle(store);
-    }
-
-    /// Finds the nearest key from the present place on that has a visible version.
-    fn settle(&mut self, store: &Store) {
-        debug_assert!(Arc::strong_count(&self.leaf) > 0);
-        self.current = None;
-        while let Some(entry) = self.next_entry(store) {
-            if let Some((record, offset)) = store.version_offset_at(entry.offset, self.sequence_max)
-            {
-                self.key.clear();
-                self.key.extend_from_slice(record.key);
-                self.current = Some((entry, record.kind, offset));
-                return;
-            }
-            self.pass(entry, store);
-        }
-    }
-}
-
 /// A place in a table.
 pub(crate) struct TableSource {
     /// Keeps the file.
@@ -455,11 +339,12 @@ impl TableSource {
         table: &Arc<Table>,
         walk: Walk<'_>,
         share: f64,
-        first_bytes: u64,
+        first_bytes: FirstBytes,
     ) -> Result<Self> {
         let part = |bytes: u64| (bytes as f64 * share) as u64;
         let options = IteratorOptions {
-            first_read_bytes: part(first_bytes) as usize,
+            expected_bytes: part(first_bytes.wanted) as usize,
+            first_read_bytes: part(first_bytes.read) as usize,
             read_ahead_bytes_max: part(READ_AHEAD_BYTES / 2).max(READ_AHEAD_BYTES_MIN) as usize,
             ..IteratorOptions::default()
         };
@@ -480,13 +365,9 @@ impl TableSource {
         })
     }
 
-    /// Moves to the first key of the walk.
+    /// Moves to the first key of the walk, which may be the one that the iterator was prepared for.
     pub(super) fn place(&mut self, seek: Seek<'_>) -> Result<()> {
-        match seek {
-            Seek::AtOrAbove(key) => self.iterator.seek(key)?,
-            Seek::Below(key) => self.iterator.seek_before(key)?,
-            Seek::Last => self.iterator.seek_last()?,
-        }
+        self.iterator.seek_prepared(seek)?;
         self.settle()
     }
 

@@ -6,6 +6,7 @@
 //! copied a few times in its life however often the leaf is scanned.
 
 use std::cmp::Ordering;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use super::buffer::{SegmentPosition, WriteBuffer};
@@ -19,7 +20,42 @@ pub(crate) struct SortedEntry {
 }
 
 /// An ordered list of records, the newest of each key among those it was made of.
-pub(crate) type SortedRun = Vec<SortedEntry>;
+#[derive(Debug, Default)]
+pub(crate) struct SortedRun {
+    entries: Vec<SortedEntry>,
+    /// Prefix of every [`SAMPLE_STRIDE`]th entry, from the first one on: a search reads a few lines of them and then a few
+    /// neighbouring lines of entries, where halving all entries would miss the cache at each step.
+    samples: Vec<u64>,
+}
+
+/// So many entries lie in eight cache lines.
+const SAMPLE_STRIDE: usize = 32;
+
+impl SortedRun {
+    fn new(entries: Vec<SortedEntry>) -> Self {
+        let strides = entries.chunks(SAMPLE_STRIDE);
+        let samples = strides.map(|stride| stride[0].prefix).collect();
+        Self { entries, samples }
+    }
+
+    /// The entries among which the first one is that is not below a prefix, or not below any key of that prefix.
+    fn around(&self, prefix: u64) -> Range<usize> {
+        let below = self.samples.partition_point(|sample| *sample < prefix);
+        let equal = self.samples[below..].partition_point(|sample| *sample == prefix);
+        let start = below.saturating_sub(1) * SAMPLE_STRIDE;
+        let end = (below + equal) * SAMPLE_STRIDE;
+        start..end.min(self.entries.len())
+    }
+}
+
+impl Deref for SortedRun {
+    type Target = [SortedEntry];
+
+    #[inline]
+    fn deref(&self) -> &[SortedEntry] {
+        &self.entries
+    }
+}
 
 /// The records of a leaf's keys at one time. Immutable.
 #[derive(Debug, Default)]
@@ -82,7 +118,7 @@ impl SortedView {
                     });
                 });
                 sort(&mut entries, buffer);
-                let runs = vec![Arc::new(entries)];
+                let runs = vec![Arc::new(SortedRun::new(entries))];
                 Arc::new(Self { runs, position })
             }
             Some(older) => {
@@ -106,7 +142,7 @@ impl SortedView {
                         fresh = merge(&before, &fresh, buffer);
                     }
                 }
-                runs.push(Arc::new(fresh));
+                runs.push(Arc::new(SortedRun::new(fresh)));
                 Arc::new(Self { runs, position })
             }
         }
@@ -122,18 +158,20 @@ impl SortedView {
         match &self.runs[..] {
             [] => Arc::default(),
             [only] => only.clone(),
-            [runs @ .., last] => Arc::new(
+            [runs @ .., last] => Arc::new(SortedRun::new(
                 runs.iter()
                     .rev()
                     .fold(last.to_vec(), |newer, older| merge(older, &newer, buffer)),
-            ),
+            )),
         }
     }
 
     /// Memory used, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        let entries: usize = self.runs.iter().map(|run| run.capacity()).sum();
-        (entries * size_of::<SortedEntry>()) as u64
+        let run_bytes = |run: &Arc<SortedRun>| {
+            run.entries.capacity() * size_of::<SortedEntry>() + size_of_val(&*run.samples)
+        };
+        self.runs.iter().map(run_bytes).sum::<usize>() as u64
     }
 }
 
@@ -142,13 +180,20 @@ pub(crate) fn lower_bound(run: &SortedRun, key: &[u8], leaf: &Leaf, buffer: &Wri
     // Another prefix than the leaf's orders by the prefix, which only whole keys show.
     let is_comparable = leaf.shares_prefix(key);
     let prefix = key_prefix(key, leaf.index.slice_base_bytes() as usize);
-    run.partition_point(|entry| {
-        if is_comparable && entry.prefix != prefix {
-            return entry.prefix < prefix;
-        }
-        // SAFETY: the caller holds the leaf, which holds the record's run.
-        unsafe { buffer.record(entry.offset) }.key < key
-    })
+    let range = if is_comparable {
+        run.around(prefix)
+    } else {
+        0..run.len()
+    };
+    let first = range.start;
+    first
+        + run[range].partition_point(|entry| {
+            if is_comparable && entry.prefix != prefix {
+                return entry.prefix < prefix;
+            }
+            // SAFETY: the caller holds the leaf, which holds the record's run.
+            unsafe { buffer.record(entry.offset) }.key < key
+        })
 }
 
 /// Orders by key, then newest first.
@@ -237,6 +282,27 @@ mod tests {
         let (copied, runs_max) = cost(refreshes);
         assert!(copied < 40 * refreshes, "{copied} for {refreshes}");
         assert!(runs_max <= 8, "{runs_max} runs");
+    }
+
+    #[test]
+    fn samples_lead_to_the_entries_around_a_prefix() {
+        for len in [0, 1, 2, 31, 32, 33, 64, 100, 1000] {
+            // Each prefix several times, some of them for longer than a stride.
+            for repeated in [1, 3, 32, 70] {
+                let entry = |at: usize| SortedEntry {
+                    prefix: (at / repeated * 2) as u64,
+                    offset: 0,
+                };
+                let run = SortedRun::new((0..len).map(entry).collect());
+                for prefix in 0..(len / repeated * 2 + 3) as u64 {
+                    let around = run.around(prefix);
+                    let below = run.partition_point(|entry| entry.prefix < prefix);
+                    let equal = run.partition_point(|entry| entry.prefix <= prefix);
+                    assert!(around.start <= below && equal <= around.end);
+                    assert!(around.len() <= equal - below + 2 * SAMPLE_STRIDE);
+                }
+            }
+        }
     }
 
     #[test]
