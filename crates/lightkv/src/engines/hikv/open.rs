@@ -170,9 +170,13 @@ fn open_pool(
         identity: state.store_identity,
         engine_kind: options.engine.code(),
         max_bytes,
-        extent_bytes: max_bytes.min(EXTENT_BYTES),
+        extent_bytes: options
+            .tuning
+            .extent_bytes
+            .unwrap_or(max_bytes.min(EXTENT_BYTES)),
         segment_unit_bytes: UNIT_BYTES as u32,
         block_unit_bytes: 0,
+        faults: options.tuning.pool_faults.clone(),
     };
     if !exists && !is_new {
         return Err(Error::InvalidOption {
