@@ -155,7 +155,11 @@ def long_form(seed: int) -> list[Part]:
         "sequences", "every option set", test("it", "model::option_sets_do_not_change_what_is_seen"),
         {"LIGHTKV_MODEL_SEQUENCES": "4500", "LIGHTKV_MODEL_SEED": str(seed)},
     ))
-    for store in ("closed_store", "killed_store", "closed_store_with_a_pool", "killed_store_with_a_pool"):
+    damaged = (
+        "closed_store", "killed_store", "closed_store_with_a_pool", "killed_store_with_a_pool",
+        "closed_store_of_hikv", "killed_store_of_hikv", "killed_store_of_hikv_with_a_log", "checkpoint_of_hikv",
+    )
+    for store in damaged:
         parts.append(Part(
             "corruption", store.replace("_store", "").replace("_a_", "_").replace("_", " "),
             test("it", f"faults::corruption::a_damaged_{store}_errs_or_is_right"),

@@ -113,6 +113,10 @@ pub struct Tuning {
     pub range_purge_delay: Option<Duration>,
     /// Bytes that a pool may have; default: ample for the buffer. Below 32 MiB it is the size of its one extent.
     pub pool_bytes: Option<u64>,
+    /// Bytes by which a pool grows; default: 32 MiB, or all of a smaller pool.
+    pub extent_bytes: Option<u64>,
+    /// Which calls of the system that a pool makes fail.
+    pub pool_faults: lightkv_pmem::PoolFaults,
     /// Identity and hash secret of a new store; default: random numbers. Not 0.
     pub identity: Option<u64>,
     /// Starts no threads: what they would do is done by the calls that wait for it ([`Db::flush`],

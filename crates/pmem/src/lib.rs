@@ -27,6 +27,7 @@
 //!     extent_bytes: 1 << 18,
 //!     segment_unit_bytes: 32 << 10,
 //!     block_unit_bytes: 1 << 10,
+//!     faults: Default::default(),
 //! };
 //! let pool = Pool::create(options.clone())?;
 //! let run = pool.allocate(Arena::Segments, 1, 0)?.expect("an empty pool has room");
@@ -51,6 +52,7 @@ mod allocator;
 mod counters;
 mod emulated;
 mod error;
+mod faults;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -70,6 +72,7 @@ mod x86;
 
 pub use crate::emulated::EmulatedBacking;
 pub use crate::error::{PmemError, Result};
+pub use crate::faults::{PoolCall, PoolFault, PoolFaultKind, PoolFaults};
 pub use crate::options::{
     Arena, EmulatedMedium, Granularity, PoolCounters, PoolOptions, Run, SourceKind, SourceRequest,
 };

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::emulated::EmulatedBacking;
 use crate::error::{PmemError, Result};
+use crate::faults::PoolFaults;
 use crate::pool_layout::ExtentGeometry;
 
 /// What a medium can promise (the three classes of libpmem2): how much has to be done to a store
@@ -134,6 +135,8 @@ pub struct PoolOptions {
     /// Unit of [`Arena::Blocks`], in bytes: a multiple of 64, or 0 if the arena is not used.
     /// On open, extents that exist keep their own.
     pub block_unit_bytes: u32,
+    /// Which calls to the system fail; by default none. For tests.
+    pub faults: PoolFaults,
 }
 
 impl PoolOptions {

@@ -13,6 +13,7 @@ use crate::allocator::{
 use crate::counters::Counters;
 use crate::emulated::EmulatedBacking;
 use crate::error::{PmemError, Result};
+use crate::faults::{PoolCall, PoolFaults};
 use crate::inspection::{SoundExtent, check_extents, find_in_backing, find_in_directory};
 use crate::map::{LARGE_PAGE_BYTES, Mapping};
 use crate::options::{
@@ -105,6 +106,7 @@ pub struct Pool {
     place: PathBuf,
     /// A failed sync is final: the kernel may have dropped the dirty pages already.
     sync_failed: AtomicBool,
+    faults: PoolFaults,
     /// Keeps `base` mapped; shared with an untracked emulated medium.
     mapping: Arc<Mapping>,
 }
@@ -173,7 +175,11 @@ impl Pool {
     pub fn open(options: PoolOptions) -> Result<Pool> {
         let extent_bytes = options.validate()?;
         let found = match &options.source {
-            SourceRequest::Directory(directory) => find_in_directory(directory)?,
+            SourceRequest::Directory(directory) => {
+                let found = options.faults.check(PoolCall::Find);
+                found.map_err(|error| PmemError::io(directory, "list", error))?;
+                find_in_directory(directory)?
+            }
             SourceRequest::Emulated(medium) => find_in_backing(&medium.backing),
             SourceRequest::Volatile => {
                 return Err(PmemError::options(
@@ -188,7 +194,8 @@ impl Pool {
         if let Some(unfinished) = unfinished {
             match &options.source {
                 SourceRequest::Directory(directory) => {
-                    DirectorySource::new(directory).remove_unfinished(&unfinished.path)?;
+                    DirectorySource::new(directory, options.faults.clone())
+                        .remove_unfinished(&unfinished.path)?;
                 }
                 SourceRequest::Emulated(medium) => medium.backing.keep_extents(sound.len()),
                 SourceRequest::Volatile => {}
@@ -211,13 +218,15 @@ impl Pool {
             SourceRequest::Emulated(_) => PathBuf::from("(emulated)"),
             SourceRequest::Volatile => PathBuf::from("(volatile)"),
         };
-        let mapping = Mapping::reserve(max_bytes)
+        let reserved = options.faults.check(PoolCall::Reserve);
+        let mapping = reserved
+            .and_then(|()| Mapping::reserve(max_bytes))
             .map_err(|error| PmemError::io(&place, "reserve addresses", error))?;
         let mut files = ExtentFiles::default();
         let (source, kind, granularity, emulation) = match &options.source {
             SourceRequest::Directory(directory) => {
                 // The class is known once the first extent is mapped.
-                let source = DirectorySource::new(directory);
+                let source = DirectorySource::new(directory, options.faults.clone());
                 files = Arc::clone(&source.files);
                 let source = Source::Directory(source);
                 (source, SourceKind::File, Granularity::Page, None)
@@ -273,6 +282,7 @@ impl Pool {
             extent_bytes,
             place,
             sync_failed: AtomicBool::new(false),
+            faults: options.faults.clone(),
             mapping: Arc::new(mapping),
         };
         if sound.is_empty() {
@@ -322,8 +332,9 @@ impl Pool {
                         directory.attach(&self.mapping, place, bytes, &path, file)?;
                     }
                     _ => self
-                        .mapping
-                        .map_anonymous(place, bytes)
+                        .faults
+                        .check(PoolCall::Map)
+                        .and_then(|()| self.mapping.map_anonymous(place, bytes))
                         .map_err(|error| PmemError::io(&path, "mmap", error))?,
                 }
                 if let Some(backing) = &backing {
@@ -432,7 +443,7 @@ impl Pool {
     /// Makes and maps the memory of an extent; it is all zero.
     fn map_new_extent(&mut self, header: &ExtentHeader) -> Result<PathBuf> {
         let mapping = Arc::clone(&self.mapping);
-        let path = map_new_extent(self.growth.get_mut(), &mapping, header)?;
+        let path = map_new_extent(self.growth.get_mut(), &mapping, &self.faults, header)?;
         *self.mapped_bytes.get_mut() = header.pool_offset + header.extent_bytes;
         if let Some(emulation) = &self.emulation {
             emulation.backing.use_mapping(&self.mapping);
@@ -482,6 +493,8 @@ impl Pool {
     /// `extents_seen` extents by now. False if the pool may not grow that far.
     pub(crate) fn grow(&self, arena: Arena, units: u32, extents_seen: usize) -> Result<bool> {
         let mut growth = self.growth.lock();
+        // Behind an extent whose header may be lost another one would be taken for that of a pool with a gap.
+        self.check_synced()?;
         let unit_bytes = {
             let state = self.arenas[arena.index()].lock();
             if state.extents.len() != extents_seen {
@@ -515,7 +528,7 @@ impl Pool {
         let Some(header) = header.filter(|header| header.unit_count >= units) else {
             return Ok(false);
         };
-        let path = map_new_extent(&mut growth, &self.mapping, &header)?;
+        let path = map_new_extent(&mut growth, &self.mapping, &self.faults, &header)?;
         // Release: whoever sees the new end also sees the mapping.
         self.mapped_bytes
             .store(pool_offset + extent_bytes, Ordering::Release);
@@ -622,15 +635,10 @@ impl Pool {
             return Ok(());
         }
         let files = self.files.lock().clone();
-        // Relaxed: the flag only ever turns on, and a sync racing with the failing one may take
-        // place before it.
-        let failed_before = self.sync_failed.load(Ordering::Relaxed);
-        if failed_before {
-            let error = std::io::Error::other("an earlier sync of the pool failed");
-            return Err(PmemError::io(&self.place, "fdatasync", error));
-        }
+        self.check_synced()?;
         for (index, file) in files.iter().enumerate() {
-            if let Err(error) = file.sync_data() {
+            let synced = self.faults.check(PoolCall::SyncData);
+            if let Err(error) = synced.and_then(|()| file.sync_data()) {
                 self.sync_failed.store(true, Ordering::Relaxed);
                 let path = self.place.join(extent_name(index as u32));
                 return Err(PmemError::io(&path, "fdatasync", error));
@@ -641,9 +649,25 @@ impl Pool {
 
     /// Makes one new extent durable; the growth lock may be held.
     fn sync_range(&self, header: &ExtentHeader, path: &Path) -> Result<()> {
-        self.mapping
-            .sync(header.pool_offset, HEADER_PAGE_BYTES)
-            .map_err(|error| PmemError::io(path, "msync", error))
+        let synced = self.faults.check(PoolCall::SyncMapping);
+        synced
+            .and_then(|()| self.mapping.sync(header.pool_offset, HEADER_PAGE_BYTES))
+            .map_err(|error| {
+                // Nobody writes the page again, so a later sync would not write it back either.
+                self.sync_failed.store(true, Ordering::Relaxed);
+                PmemError::io(path, "msync", error)
+            })
+    }
+
+    /// An error if a sync failed before.
+    fn check_synced(&self) -> Result<()> {
+        // Relaxed: the flag only ever turns on, and a sync racing with the failing one may take
+        // place before it.
+        if !self.sync_failed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let error = std::io::Error::other("an earlier sync of the pool failed");
+        Err(PmemError::io(&self.place, "fdatasync", error))
     }
 
     /// Gives pages of plain DRAM back; false if the system refused.
@@ -713,6 +737,7 @@ fn emulation_of(medium: &EmulatedMedium) -> Emulation {
 fn map_new_extent(
     growth: &mut Growth,
     mapping: &Arc<Mapping>,
+    faults: &PoolFaults,
     header: &ExtentHeader,
 ) -> Result<PathBuf> {
     let (place, bytes) = (header.pool_offset, header.extent_bytes);
@@ -728,8 +753,9 @@ fn map_new_extent(
             path
         }
         Source::Emulated(_) | Source::Volatile => {
-            mapping
-                .map_anonymous(place, bytes)
+            let mapped = faults.check(PoolCall::Map);
+            mapped
+                .and_then(|()| mapping.map_anonymous(place, bytes))
                 .map_err(|error| PmemError::io(&name, "mmap", error))?;
             name
         }

@@ -11,6 +11,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use crate::error::{PmemError, Result};
+use crate::faults::{PoolCall, PoolFaults};
 use crate::map::{FileMapping, Mapping};
 use crate::options::{Granularity, SourceKind};
 use crate::pool_layout::HEADER_BYTES;
@@ -111,27 +112,6 @@ fn is_full(error: Errno) -> bool {
     matches!(error, Errno::NOSPC | Errno::DQUOT | Errno::FBIG)
 }
 
-/// Allocates all blocks of the file, so that no store can meet a full disk.
-fn allocate_blocks(file: &File, path: &Path, bytes: u64) -> Result<()> {
-    loop {
-        let error = match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
-            Ok(()) => return Ok(()),
-            Err(Errno::INTR) => continue,
-            Err(error) => error,
-        };
-        if is_full(error) {
-            return Err(PmemError::NoSpace {
-                path: path.to_path_buf(),
-                needed_bytes: bytes,
-            });
-        }
-        if error != Errno::OPNOTSUPP {
-            return Err(PmemError::io(path, "fallocate", error));
-        }
-        return write_zeros(file, path, bytes);
-    }
-}
-
 /// For file systems without `fallocate`. Only for files that hold nothing yet.
 fn write_zeros(file: &File, path: &Path, bytes: u64) -> Result<()> {
     let chunk = vec![0; 1 << 20];
@@ -154,12 +134,6 @@ fn write_zeros(file: &File, path: &Path, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-fn sync_directory(directory: &Path) -> Result<()> {
-    File::open(directory)
-        .and_then(|handle| handle.sync_all())
-        .map_err(|error| PmemError::io(directory, "fsync", error))
-}
-
 /// The files of the extents, in order.
 pub(crate) type ExtentFiles = Arc<Mutex<Vec<Arc<File>>>>;
 
@@ -169,14 +143,16 @@ pub(crate) struct DirectorySource {
     pub(crate) directory: PathBuf,
     /// Shared with the pool, which syncs them without the lock of growth.
     pub(crate) files: ExtentFiles,
+    pub(crate) faults: PoolFaults,
     /// Found out with the first extent; all of a directory are of one kind.
     pub(crate) class: Option<(SourceKind, Granularity)>,
 }
 
 impl DirectorySource {
-    pub(crate) fn new(directory: &Path) -> Self {
+    pub(crate) fn new(directory: &Path, faults: PoolFaults) -> Self {
         DirectorySource {
             directory: directory.to_path_buf(),
+            faults,
             files: ExtentFiles::default(),
             class: None,
         }
@@ -186,27 +162,67 @@ impl DirectorySource {
         self.directory.join(extent_name(index))
     }
 
+    /// Allocates all blocks of the file, so that no store can meet a full disk.
+    fn allocate_blocks(&self, file: &File, path: &Path, bytes: u64) -> Result<()> {
+        loop {
+            let error = match self.fallocate(file, bytes) {
+                Ok(()) => return Ok(()),
+                Err(Errno::INTR) => continue,
+                Err(error) => error,
+            };
+            if is_full(error) {
+                return Err(PmemError::NoSpace {
+                    path: path.to_path_buf(),
+                    needed_bytes: bytes,
+                });
+            }
+            if error != Errno::OPNOTSUPP {
+                return Err(PmemError::io(path, "fallocate", error));
+            }
+            return write_zeros(file, path, bytes);
+        }
+    }
+
+    fn fallocate(&self, file: &File, bytes: u64) -> std::result::Result<(), Errno> {
+        if let Err(error) = self.faults.check(PoolCall::Allocate) {
+            return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+        }
+        rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes)
+    }
+
+    fn sync_directory(&self) -> Result<()> {
+        let synced = self.faults.check(PoolCall::SyncDirectory);
+        synced
+            .and_then(|()| File::open(&self.directory)?.sync_all())
+            .map_err(|error| PmemError::io(&self.directory, "fsync", error))
+    }
+
     /// Creates the file of the next extent, all zero and all allocated, durable with its name.
     pub(crate) fn create_file(&self, index: u32, bytes: u64) -> Result<(PathBuf, File)> {
         let path = self.extent_path(index);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .open(&path)
-            .map_err(|error| match Errno::from_io_error(&error) {
-                Some(errno) if is_full(errno) => PmemError::NoSpace {
-                    path: path.clone(),
-                    needed_bytes: bytes,
-                },
-                _ => PmemError::io(&path, "create", error),
-            })?;
-        let created = allocate_blocks(&file, &path, bytes)
+        let created = self.faults.check(PoolCall::Create).and_then(|()| {
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create_new(true)
+                .open(&path)
+        });
+        let file = created.map_err(|error| match Errno::from_io_error(&error) {
+            Some(errno) if is_full(errno) => PmemError::NoSpace {
+                path: path.clone(),
+                needed_bytes: bytes,
+            },
+            _ => PmemError::io(&path, "create", error),
+        })?;
+        let created = self
+            .allocate_blocks(&file, &path, bytes)
             .and_then(|()| {
-                file.sync_all()
+                let synced = self.faults.check(PoolCall::SyncFile);
+                synced
+                    .and_then(|()| file.sync_all())
                     .map_err(|error| PmemError::io(&path, "fsync", error))
             })
-            .and_then(|()| sync_directory(&self.directory));
+            .and_then(|()| self.sync_directory());
         if let Err(error) = created {
             self.discard_file(&path);
             return Err(error);
@@ -221,13 +237,16 @@ impl DirectorySource {
 
     /// Removes what an interrupted creation left.
     pub(crate) fn remove_unfinished(&self, path: &Path) -> Result<()> {
-        fs::remove_file(path).map_err(|error| PmemError::io(path, "remove", error))?;
-        sync_directory(&self.directory)
+        let removed = self.faults.check(PoolCall::Remove);
+        removed
+            .and_then(|()| fs::remove_file(path))
+            .map_err(|error| PmemError::io(path, "remove", error))?;
+        self.sync_directory()
     }
 
     /// Fills holes of a file that exists: a copy may have made it sparse.
     pub(crate) fn fill_holes(&self, file: &File, path: &Path, bytes: u64) -> Result<()> {
-        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+        match self.fallocate(file, bytes) {
             Ok(()) => Ok(()),
             Err(error) if is_full(error) => Err(PmemError::NoSpace {
                 path: path.to_path_buf(),
@@ -256,8 +275,9 @@ impl DirectorySource {
         } else {
             FileMapping::Shared
         };
-        mapping
-            .map_file(place, bytes, &file, how)
+        let mapped = self.faults.check(PoolCall::Map);
+        mapped
+            .and_then(|()| mapping.map_file(place, bytes, &file, how))
             .map_err(|error| PmemError::io(path, "mmap", error))?;
         self.class = Some((kind, granularity));
         self.files.lock().push(Arc::new(file));

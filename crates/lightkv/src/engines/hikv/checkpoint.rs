@@ -11,12 +11,12 @@ use super::entry_file::{EntryFileReader, EntryFileWriter};
 use super::entry_file_layout::{Header, Kind};
 use super::scan::StoreScan;
 use super::store::Store;
-use crate::Result;
 use crate::db::KeyRange;
 use crate::engine::EngineScan;
 use crate::engines::manifest::{Manifest, ManifestState};
 use crate::engines::store_directory::FIRST_FILE_NUMBER;
 use crate::error::io;
+use crate::{Error, Result};
 
 /// Name of the file of entries.
 pub(crate) const CHECKPOINT_NAME: &str = "CHECKPOINT";
@@ -38,12 +38,13 @@ pub(crate) fn write(engine: &std::sync::Arc<HiKv>, directory: &Path) -> Result<(
     let mut scan = StoreScan::new(engine.clone(), everything, None)?;
     vfs.create_directory(directory)
         .map_err(|error| io(directory, "create", error))?;
+    let last_sequence = scan.moment();
     let header = Header {
         kind: Kind::Checkpoint,
         identity: store.identity,
         mark_offset: 0,
         mark_generation: 0,
-        last_sequence: 0,
+        last_sequence,
         count: 0,
     };
     let mut writer = EntryFileWriter::create(vfs, &directory.join(CHECKPOINT_NAME), header)?;
@@ -53,9 +54,11 @@ pub(crate) fn write(engine: &std::sync::Arc<HiKv>, directory: &Path) -> Result<(
     writer.finish()?;
     vfs.sync_directory(directory)
         .map_err(|error| io(directory, "sync", error))?;
-    // The manifest comes last: a checkpoint that was cut off is no store. Its number says that there is no pool yet.
+    // The manifest comes last: a checkpoint that was cut off is no store. Its numbers say that there is no pool yet, and
+    // which file of entries there must be.
     let state = ManifestState {
         next_file_number: FIRST_FILE_NUMBER,
+        last_sequence,
         ..store.manifest.state(ManifestState::clone)
     };
     Manifest::write_copy(vfs, directory, state)?;
@@ -65,15 +68,18 @@ pub(crate) fn write(engine: &std::sync::Arc<HiKv>, directory: &Path) -> Result<(
 }
 
 impl Store {
-    /// Puts the entries of the checkpoint that this store was opened from into its new pool.
-    pub(crate) fn import_checkpoint(&self) -> Result<()> {
+    /// Puts the entries of the checkpoint that this store was opened from, of the moment that its manifest names, into its
+    /// new pool.
+    pub(crate) fn import_checkpoint(&self, moment: u64) -> Result<()> {
         let path = self.checkpoint_file();
-        let exists = self.vfs.exists(&path);
-        if !exists.map_err(|error| io(&path, "look for", error))? {
-            return Ok(());
-        }
         let vfs = self.vfs.as_ref();
         let mut reader = EntryFileReader::open(vfs, &path, Kind::Checkpoint, self.identity)?;
+        if reader.header.last_sequence != moment {
+            return Err(Error::Foreign {
+                path,
+                message: "it is of another checkpoint of this store".into(),
+            });
+        }
         while let Some((key, value)) = reader.next()? {
             self.write_one(key, Some(value), crate::WriteOptions::new())?;
         }

@@ -69,6 +69,15 @@ impl Items {
         }
     }
 
+    /// Whether the bytes of the item at `offset` are what was written there.
+    ///
+    /// # Safety
+    /// As [`Items::item`].
+    pub(crate) unsafe fn is_sound(&self, offset: u64) -> bool {
+        // SAFETY: the caller's contract.
+        unsafe { self.bytes(offset) }.is_some_and(|bytes| is_sound(bytes, self.place(offset)))
+    }
+
     /// Whether the item at `offset` has this key. Cheaper than reading all of it.
     ///
     /// # Errors

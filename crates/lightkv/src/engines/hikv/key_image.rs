@@ -2,10 +2,11 @@
 //!
 //! INVARIANT: an image is used only for exactly the pool that it was made from. It names a run that the close allocated in the
 //! pool, the *mark*, by place and generation, which no later run has. An open removes image and mark durably before it
-//! changes anything in the pool, whether it used them or not. So after any later life of the pool, a kill included, no
+//! changes an entry of the pool, whether it used them or not. So after any later life of the pool, a kill included, no
 //! image fits. (The paper keeps its tree in the persistent memory itself, with a flag.)
 //!
-//! Whatever is wrong with an image is a warning, and the items are read.
+//! Whatever is wrong with an image is a warning, and the items are read. But one that fits knows how many entries the pool had
+//! when it was closed, and of which keys: anything else is damage of the pool, which nothing else would tell of.
 
 use std::ops::Bound;
 use std::path::Path;
@@ -76,20 +77,17 @@ impl Store {
     }
 }
 
-/// The image that fits the pool, if there is one. Its file and the marks are durably gone afterwards.
-pub(crate) fn take(
+/// The image that fits the pool, if there is one.
+pub(crate) fn find(
     vfs: &dyn Vfs,
     directory: &Path,
     items: &Items,
     marks: &[Run],
 ) -> Result<Option<EntryFileReader>> {
     let path = directory.join(NAME);
-    let exists = |path: &Path| {
-        vfs.exists(path)
-            .map_err(|error| io(path, "look for", error))
-    };
+    let exists = vfs.exists(&path);
     let mut image = None;
-    if exists(&path)? {
+    if exists.map_err(|error| io(&path, "look for", error))? {
         match EntryFileReader::open(vfs, &path, Kind::KeyImage, items.identity) {
             Ok(reader) => {
                 let header = reader.header;
@@ -106,11 +104,16 @@ pub(crate) fn take(
             }
         }
     }
-    // Before anything else changes in the pool; the file can still be read. The file first: a pool in an ordinary
-    // file may show the mark again after a power loss.
+    Ok(image)
+}
+
+/// Takes every image and all marks away, durably. A file that is open can still be read.
+pub(crate) fn remove(vfs: &dyn Vfs, directory: &Path, items: &Items, marks: &[Run]) -> Result<()> {
+    // The file first: a pool in an ordinary file may show the mark again after a power loss.
     let mut removed = false;
-    for path in [path, directory.join(TEMPORARY_NAME)] {
-        if exists(&path)? {
+    for path in [directory.join(NAME), directory.join(TEMPORARY_NAME)] {
+        let exists = vfs.exists(&path);
+        if exists.map_err(|error| io(&path, "look for", error))? {
             vfs.remove_file(&path)
                 .map_err(|error| io(&path, "remove", error))?;
             removed = true;
@@ -124,28 +127,31 @@ pub(crate) fn take(
         items.pool.free(*mark);
     }
     items.pool.fence();
-    Ok(image)
+    Ok(())
 }
 
-/// The key index from an image, and the number of the last write. `None` if it does not have as many keys as
-/// the hash tables have entries, or cannot be read.
-pub(crate) fn read(
-    image: EntryFileReader,
-    entries: u64,
-    hash_seed: u64,
-    threads: usize,
-) -> Option<(OrderedIndex, u64)> {
+/// What an image says.
+pub(crate) struct KeyImage {
+    pub(crate) keys: OrderedIndex,
+    /// Number of the last write.
+    pub(crate) last_sequence: u64,
+    /// Sum of what the entries of the keys must have as signatures, modulo 2^64.
+    pub(crate) signatures: u64,
+}
+
+/// Reads an image. `None` if that cannot be done.
+pub(crate) fn read(image: EntryFileReader, hash_seed: u64, threads: usize) -> Option<KeyImage> {
     let header = image.header;
-    if header.count != entries {
-        tracing::warn!("the key image has another number of keys than the pool and is not used");
-        return None;
-    }
     if header.last_sequence > SEQUENCE_MAX {
         tracing::warn!("the key image has a number that no write has and is not used");
         return None;
     }
     match read_parts(image, hash_seed, threads) {
-        Ok(keys) => Some((keys, header.last_sequence)),
+        Ok((keys, signatures)) => Some(KeyImage {
+            keys,
+            last_sequence: header.last_sequence,
+            signatures,
+        }),
         Err(error) => {
             tracing::warn!(%error, "the key image is not used");
             None
@@ -153,8 +159,12 @@ pub(crate) fn read(
     }
 }
 
-/// The key index from an image, read by several threads, a share each at a time.
-fn read_parts(image: EntryFileReader, hash_seed: u64, threads: usize) -> Result<OrderedIndex> {
+/// The key index from an image, and the sum of the signatures, read by several threads, a share each at a time.
+fn read_parts(
+    image: EntryFileReader,
+    hash_seed: u64,
+    threads: usize,
+) -> Result<(OrderedIndex, u64)> {
     let (expected, path) = (image.header.count, image.path().to_path_buf());
     let damaged = |message: &str| Error::Corruption {
         file: path.clone(),
@@ -167,15 +177,18 @@ fn read_parts(image: EntryFileReader, hash_seed: u64, threads: usize) -> Result<
         .map(|share| Mutex::new(Some(share)))
         .collect();
     let parts: Mutex<Vec<(usize, SortedPart)>> = Mutex::default();
-    let count = AtomicU64::new(0);
+    let (count, signatures) = (AtomicU64::new(0), AtomicU64::new(0));
     side_by_side_on(threads, shares.len(), |next| {
         while let Some(number) = next() {
             let share = shares[number].lock().take();
             let mut share = share.expect("each is taken once");
-            let mut builder = SortedPartBuilder::new();
+            let (mut builder, mut sum) = (SortedPartBuilder::new(), 0_u64);
             while let Some((key, _)) = share.next_of_share()? {
-                builder.push(key, hash_key(hash_seed, key).max(1));
+                let hash = hash_key(hash_seed, key).max(1);
+                sum = sum.wrapping_add(hash);
+                builder.push(key, hash);
             }
+            signatures.fetch_add(sum, Ordering::Relaxed);
             count.fetch_add(share.count(), Ordering::Relaxed);
             parts.lock().push((number, builder.finish()));
         }
@@ -190,5 +203,5 @@ fn read_parts(image: EntryFileReader, hash_seed: u64, threads: usize) -> Result<
     if !parts.is_sorted_by(|left, right| left.last_key() < right.first_key()) {
         return Err(damaged("keys are out of order"));
     }
-    Ok(OrderedIndex::from_parts(parts))
+    Ok((OrderedIndex::from_parts(parts), signatures.into_inner()))
 }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use crossbeam_utils::CachePadded;
 use lightkv_pmem::{Arena, Pool, PoolOptions, Run, SourceRequest};
+use lightkv_vfs::Vfs;
 use parking_lot::Mutex;
 
 use super::allocator::{Allocator, KIND_LOG, KIND_ROOT, KIND_TABLE, UNIT_BYTES};
@@ -86,6 +87,7 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
     // The manifest of a new store is durable before its pool is whole, so a crash in between leaves one that knows its
     // pool and has none yet, or half of one.
     let is_new = state.next_file_number == FIRST_FILE_NUMBER;
+    let is_copy = is_new && has_checkpoint(vfs.as_ref(), directory, &state)?;
     let pool = Arc::new(open_pool(&state, &pool_directory, is_new, options)?);
     let shape = Shape::new(options);
     let items = Items {
@@ -93,13 +95,12 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
         identity: state.store_identity,
     };
     let allocator = Allocator::new(pool.clone(), shape.slab_bytes);
-    let recovered = if is_new {
+    // A whole root may lead to data, however little the manifest knows: its end may have been lost.
+    let recovered = if is_copy || is_new && !recovery::has_root(&items) {
         create_root(&pool, state.store_identity, shape, &allocator)?
     } else {
-        {
-            let threads = options.tuning.recovery_threads.unwrap_or_else(thread_count);
-            recovery::recover(&vfs, directory, &state, &items, &allocator, threads)?
-        }
+        let threads = options.tuning.recovery_threads.unwrap_or_else(thread_count);
+        recovery::recover(&vfs, directory, &state, &items, &allocator, threads)?
     };
     let log = match options.tuning.write_ahead_log {
         true => Some(create_log(&items, &allocator)?),
@@ -116,8 +117,10 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
     let store = new_store(parts, recovered, &state, options);
     let store = Arc::new(store.map_err(|error| io(directory, "start a thread for", error))?);
     *store.lock.lock() = Some(lock);
+    if is_copy {
+        store.import_checkpoint(state.last_sequence)?;
+    }
     if is_new {
-        store.import_checkpoint()?;
         // The pool is whole: from now on a missing one is a lost one.
         store.manifest.commit(ManifestEdit {
             next_file_number: Some(FIRST_FILE_NUMBER + 1),
@@ -126,6 +129,22 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
     }
     store.remove_checkpoint_file()?;
     Ok(store)
+}
+
+/// Whether the store is a checkpoint whose entries are still in their file.
+fn has_checkpoint(vfs: &dyn Vfs, directory: &Path, state: &ManifestState) -> Result<bool> {
+    let path = directory.join(CHECKPOINT_NAME);
+    let exists = vfs.exists(&path);
+    let exists = exists.map_err(|error| io(&path, "look for", error))?;
+    // Only the manifest of a checkpoint that is not empty has a number of a write.
+    if !exists && state.last_sequence > 0 {
+        return Err(Error::Corruption {
+            file: path,
+            offset: 0,
+            message: "the entries of the checkpoint are missing".into(),
+        });
+    }
+    Ok(exists)
 }
 
 fn open_pool(
@@ -151,9 +170,13 @@ fn open_pool(
         identity: state.store_identity,
         engine_kind: options.engine.code(),
         max_bytes,
-        extent_bytes: max_bytes.min(EXTENT_BYTES),
+        extent_bytes: options
+            .tuning
+            .extent_bytes
+            .unwrap_or(max_bytes.min(EXTENT_BYTES)),
         segment_unit_bytes: UNIT_BYTES as u32,
         block_unit_bytes: 0,
+        faults: options.tuning.pool_faults.clone(),
     };
     if !exists && !is_new {
         return Err(Error::InvalidOption {
@@ -218,6 +241,7 @@ fn create_root(
         tables,
         keys: OrderedIndex::new(),
         last_sequence: 0,
+        are_items_unread: false,
     })
 }
 
@@ -270,6 +294,7 @@ fn new_store(
         log: parts.log,
         last_sequence: CachePadded::new(SequenceCounter::new(recovered.last_sequence)),
         recovered_through: recovered.last_sequence,
+        are_items_unread: recovered.are_items_unread,
         in_flight: InFlight::new(),
         snapshots: Snapshots::default(),
         versions: Versions::default(),

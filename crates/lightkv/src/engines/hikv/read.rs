@@ -37,7 +37,7 @@ impl Store {
         let mut found = None;
         table.find(self.pool(), hash, |position| {
             // SAFETY: the entry was read under the guard, which keeps what it led to.
-            let item = unsafe { self.items.item(position) }?;
+            let item = unsafe { self.readable_item(position, hash) }?;
             let is_same = item.key == key;
             if is_same {
                 found = Some(item);
@@ -65,9 +65,32 @@ impl Store {
             Some(item) if item.sequence <= moment => Ok(Some(item)),
             _ => match self.versions.find(key, moment) {
                 // SAFETY: a version is kept as long as its moment is held.
-                Some(position) => unsafe { self.items.item(position) }.map(Some),
+                Some(position) => unsafe { self.readable_item(position, hash) }.map(Some),
                 None => Ok(None),
             },
         }
+    }
+
+    /// The item that an entry with that hash leads to. It is checked if the open has not read the items: a value that rotted
+    /// while the store was closed is never returned.
+    ///
+    /// # Safety
+    /// As [`Items::item`](super::items::Items::item).
+    #[inline]
+    unsafe fn readable_item(&self, position: u64, hash: u64) -> Result<Item<'_>> {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let item = self.items.item(position)?;
+            if self.are_items_unread && (item.hash != hash || !self.items.is_sound(position)) {
+                return Err(self.damaged_item(position));
+            }
+            Ok(item)
+        }
+    }
+
+    #[cold]
+    fn damaged_item(&self, position: u64) -> Error {
+        self.items
+            .damaged(position, "an item is damaged, or not that of its entry")
     }
 }

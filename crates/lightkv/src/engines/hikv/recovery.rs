@@ -52,6 +52,8 @@ pub(crate) struct Recovered {
     pub(crate) tables: Vec<Table>,
     pub(crate) keys: OrderedIndex,
     pub(crate) last_sequence: u64,
+    /// The items were not read: nobody has compared their checksums.
+    pub(crate) are_items_unread: bool,
 }
 
 /// Recovers a pool, in which nothing is changed before root, tables and redo records were found sound.
@@ -68,7 +70,7 @@ pub(crate) fn recover(
     let (root, mut tables) = read_root(items, &runs)?;
     apply_records(items, &runs, &tables)?;
     let marks: Vec<Run> = of_kind(&runs, KIND_CLEAN_MARK).copied().collect();
-    let image = key_image::take(vfs.as_ref(), directory, items, &marks)?;
+    let image = key_image::find(vfs.as_ref(), directory, items, &marks)?;
     release_unused_runs(pool, &runs, &tables, allocator)?;
     let hash_seed = state.hash_seed;
     let shares = (threads, capacity(&tables));
@@ -80,9 +82,20 @@ pub(crate) fn recover(
     walk.walk_all(&mut tables, true)?;
     let entries: u64 = tables.iter().map(Table::used_entries).sum();
     let used_bytes = walk.used_bytes.load(Ordering::Relaxed);
-    let read = image.and_then(|image| key_image::read(image, entries, hash_seed, threads));
+    let signatures = walk.signatures.load(Ordering::Relaxed);
+    let damaged = |message: String| Err(items.damaged(root, message));
+    if let Some(count) = image.as_ref().map(|image| image.header.count)
+        && count != entries
+    {
+        return damaged(format!(
+            "there are {entries} entries, and were {count} at the close"
+        ));
+    }
+    let read = image.and_then(|image| key_image::read(image, hash_seed, threads));
+    let are_items_unread = read.is_some();
     let (keys, last_sequence) = match read {
-        Some(read) => read,
+        Some(read) if read.signatures == signatures => (read.keys, read.last_sequence),
+        Some(_) => return damaged("the entries are of other keys than at the close".into()),
         None => {
             if walk.rebuild.is_none() {
                 // The image was of no use after all: once more, this time with the items.
@@ -92,6 +105,7 @@ pub(crate) fn recover(
             walk.finish()?
         }
     };
+    key_image::remove(vfs.as_ref(), directory, items, &marks)?;
     allocator.finish_recovery(used_bytes);
     pool.fence();
     Ok(Recovered {
@@ -99,6 +113,20 @@ pub(crate) fn recover(
         tables,
         keys,
         last_sequence,
+        are_items_unread,
+    })
+}
+
+/// Whether a root was made whole: a store whose creation came that far is recovered, not made anew.
+pub(crate) fn has_root(items: &Items) -> bool {
+    let runs = items.pool.runs(Arena::Segments);
+    of_kind(&runs, KIND_ROOT).any(|root| {
+        let mut header = [0; HEADER_LEN as usize];
+        items.pool.read(root.offset, &mut header);
+        !matches!(
+            RootHeader::decode(&header, items.identity),
+            Err(RootError::Unfinished)
+        )
     })
 }
 
@@ -192,7 +220,7 @@ fn release_unused_runs(
         let is_used = match run.kind {
             KIND_ROOT => true,
             KIND_TABLE => used.contains(&run.offset),
-            // Given back already.
+            // Given back with the key image.
             KIND_CLEAN_MARK => true,
             _ => allocator.attach(*run),
         };
@@ -227,6 +255,8 @@ struct Walk<'a> {
     regions: usize,
     last_sequence: AtomicU64,
     used_bytes: AtomicU64,
+    /// Sum of the signatures of all entries, modulo 2^64.
+    signatures: AtomicU64,
 }
 
 /// Why an entry is wrong.
@@ -251,6 +281,7 @@ impl<'a> Walk<'a> {
             regions: ((entries_max / REGION_ENTRIES) as usize).clamp(1, REGIONS_MAX),
             last_sequence: AtomicU64::new(0),
             used_bytes: AtomicU64::new(0),
+            signatures: AtomicU64::new(0),
         }
     }
 
@@ -284,6 +315,7 @@ impl<'a> Walk<'a> {
     /// Collects the entries of a table that are in use, and notes them there.
     fn walk_table(&self, table: &mut Table, is_first: bool, regions: &mut Regions) -> Result<()> {
         let pool = &*self.items.pool;
+        let mut signatures = 0_u64;
         let region_bytes = pool.size_bytes().div_ceil(self.regions as u64).max(1);
         for group in 0..table.group_count() {
             if self.rebuild.is_some() {
@@ -299,6 +331,7 @@ impl<'a> Walk<'a> {
                 if is_first && !table.adopt(entry, value.signature) {
                     return Err(self.items.damaged(entry, "an entry is in a wrong place"));
                 }
+                signatures = signatures.wrapping_add(value.signature);
                 // The last one takes what is nowhere.
                 let region = (value.position / region_bytes).min(self.regions as u64 - 1);
                 regions[region as usize].push(LeadingEntry {
@@ -307,6 +340,7 @@ impl<'a> Walk<'a> {
                 });
             }
         }
+        self.signatures.fetch_add(signatures, Ordering::Relaxed);
         Ok(())
     }
 

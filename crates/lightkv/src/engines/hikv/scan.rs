@@ -77,6 +77,11 @@ pub(crate) struct StoreScan {
 }
 
 impl StoreScan {
+    /// The number of the last write that it sees.
+    pub(crate) fn moment(&self) -> u64 {
+        self.moment
+    }
+
     pub(crate) fn new(engine: Arc<HiKv>, range: KeyRange, at: Option<u64>) -> Result<Self> {
         let is_empty = range.is_empty();
         let moment = at.unwrap_or_else(|| engine.store.acquire_moment());

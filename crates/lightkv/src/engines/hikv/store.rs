@@ -55,6 +55,8 @@ pub(crate) struct Store {
     pub(crate) last_sequence: CachePadded<SequenceCounter>,
     /// The number that the open began with.
     pub(crate) recovered_through: u64,
+    /// The open took the keys from an image, so nobody has compared the items' checksums yet.
+    pub(crate) are_items_unread: bool,
     pub(crate) in_flight: InFlight,
     pub(crate) snapshots: Snapshots,
     pub(crate) versions: Versions,

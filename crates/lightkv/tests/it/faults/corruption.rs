@@ -3,8 +3,8 @@
 //!
 //! Three exceptions, where damage cannot be told from what a crash leaves. The end of a journal looks like
 //! one that was torn: earlier values of the keys that it held are accepted then. So do the records of a
-//! pool's run from the damage on. And a manifest that lost its end, or an
-//! older one in its place, is a valid manifest, which knows less than there was.
+//! pool's run from the damage on, and entries of hikv's tables that became free or older ones. And a manifest that lost
+//! its end, or an older one in its place, is a valid manifest, which knows less than there was.
 //!
 //! Six kinds of damage are done at offsets: a bit or a byte flipped, 64 bytes zeroed, the file cut, and 512 bytes
 //! replaced by what an earlier time had there (a write that was lost) or by what stands elsewhere in the
@@ -12,276 +12,32 @@
 //! tmpfs, and threads share the images.
 //!
 //! Without `LIGHTKV_CORRUPTION` there are a few images of each kind of file and damage. With a number there are about
-//! that many in each of the four tests, with `all` there is one for every damage at every offset (in long
+//! that many in each of the tests, with `all` there is one for every damage at every offset (in long
 //! stretches of zeros, at every 64th). With `DAMAGE,OFFSET,PATH` there is that one: a failure prints the command.
 //! Each test prints its counts as a line of JSON.
 
+mod subject;
+
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lightkv::{Db, Error, Result, WriteBatch};
-use lightkv_vfs::{MemoryVfs, OpenMode, Vfs};
+use lightkv::{Db, Error};
 
-use super::{files_below, key, small_options};
+use self::subject::{End, Media, StoreKind, Subject, subject, written_len};
+use super::key;
 
 /// A case that takes longer hangs.
 const HANG_AFTER: Duration = Duration::from_secs(120);
 /// Images of each kind of file and damage, without `LIGHTKV_CORRUPTION`.
 const SAMPLE: usize = 4;
-/// Keys of a store.
-const KEYS: u64 = 150;
 /// Length of what is zeroed, and of a stretch of zeros in which not every offset is damaged.
 const ZEROED_LEN_BYTES: usize = 64;
 /// Length of what is replaced.
 const SECTOR_LEN_BYTES: usize = 512;
-
-static ZEROS: [u8; 4096] = [0; 4096];
-
-/// All files of a store by their path in the directory that holds store and pool.
-type Image = BTreeMap<PathBuf, Vec<u8>>;
-
-/// The numbers of the writes to a key, with the values they gave it.
-type Versions = Vec<(u64, Option<Vec<u8>>)>;
-
-/// Every value a key had, with the number of the write that gave it; the last one counts.
-#[derive(Clone, Debug, Default)]
-struct History {
-    writes: u64,
-    versions: BTreeMap<Vec<u8>, Versions>,
-}
-
-impl History {
-    fn put(&mut self, db: &Db, number: u64, round: u64) {
-        let len_bytes = if number % 40 == 7 {
-            3500
-        } else {
-            (number * 37 % 200) as usize
-        };
-        let mut value = format!("{round} {number} ").into_bytes();
-        value.resize(value.len() + len_bytes, b'0' + (round % 10) as u8);
-        db.put(key(number), &value).unwrap();
-        self.note([(key(number), Some(value))]);
-    }
-
-    fn note(&mut self, writes: impl IntoIterator<Item = (Vec<u8>, Option<Vec<u8>>)>) {
-        self.writes += 1;
-        for (key, value) in writes {
-            self.versions
-                .entry(key)
-                .or_default()
-                .push((self.writes, value));
-        }
-    }
-
-    fn newest(&self, key: &[u8]) -> Option<&[u8]> {
-        self.versions.get(key)?.last()?.1.as_deref()
-    }
-
-    /// Whether what was read of all keys is one moment of the past.
-    fn is_a_moment(&self, found: &BTreeMap<Vec<u8>, Option<Vec<u8>>>) -> bool {
-        let mut agreeing = vec![0_usize; self.writes as usize + 2];
-        for (key, versions) in &self.versions {
-            let found = &found[key];
-            let mut begin = 0;
-            let mut value: &Option<Vec<u8>> = &None;
-            let ends = versions
-                .iter()
-                .map(|version| version.0)
-                .chain([self.writes + 1]);
-            for (at, end) in ends.enumerate() {
-                if value == found {
-                    (begin..end).for_each(|moment| agreeing[moment as usize] += 1);
-                }
-                begin = end;
-                value = versions.get(at).map_or(value, |version| &version.1);
-            }
-        }
-        agreeing.contains(&self.versions.len())
-    }
-}
-
-/// A store, and what it must hold.
-struct Subject {
-    name: &'static str,
-    with_pool: bool,
-    image: Image,
-    /// The same store some time earlier, to swap files with.
-    earlier: Image,
-    history: History,
-}
-
-/// What a store lives on: files in memory, below `/store`, and a pool below a directory.
-struct Media {
-    files: MemoryVfs,
-    /// Holds the directory `pool`, also where there is none.
-    directory: tempfile::TempDir,
-    with_pool: bool,
-}
-
-impl Media {
-    fn new(with_pool: bool) -> Self {
-        let directory = scratch();
-        fs::create_dir(directory.path().join("pool")).unwrap();
-        Self {
-            files: MemoryVfs::new(),
-            directory,
-            with_pool,
-        }
-    }
-
-    fn open(&self) -> Result<Db> {
-        let options = small_options().vfs(Arc::new(self.files.clone()));
-        let options = if self.with_pool {
-            options.pmem_path(self.directory.path().join("pool"))
-        } else {
-            options
-        };
-        options.open("/store")
-    }
-
-    /// Where a file of an image is.
-    fn path_of(&self, path: &Path) -> PathBuf {
-        if path.starts_with("pool") {
-            self.directory.path().join(path)
-        } else {
-            Path::new("/").join(path)
-        }
-    }
-
-    /// What there is, with relative paths.
-    fn image(&self) -> Image {
-        let mut image = Image::new();
-        read_tree(&self.files, Path::new("/store"), &mut image);
-        let pool = files_below(&self.directory.path().join("pool"));
-        image.extend(pool.into_iter().map(|(path, bytes)| {
-            let path = path.strip_prefix(self.directory.path()).unwrap();
-            (path.to_path_buf(), bytes)
-        }));
-        image
-    }
-
-    /// What there is in an open store that does no more work.
-    fn settled_image(&self) -> Image {
-        let mut last = self.image();
-        loop {
-            std::thread::sleep(Duration::from_millis(100));
-            let present = self.image();
-            if present == last {
-                return present;
-            }
-            last = present;
-        }
-    }
-
-    /// Makes the media what an image says, whatever was there.
-    fn restore<'a>(&mut self, image: impl IntoIterator<Item = (&'a PathBuf, &'a Vec<u8>)>) {
-        self.files = MemoryVfs::new();
-        for name in ["/store/tables", "/store/values"] {
-            self.files.create_directory(Path::new(name)).unwrap();
-        }
-        for entry in fs::read_dir(self.directory.path().join("pool")).unwrap() {
-            fs::remove_file(entry.unwrap().path()).unwrap();
-        }
-        for (path, bytes) in image {
-            let place = self.path_of(path);
-            let written = written_len(bytes);
-            if path.starts_with("pool") {
-                // Pools are mostly zeros, which a tmpfs need not hold.
-                let file = File::create(place).unwrap();
-                file.set_len(bytes.len() as u64).unwrap();
-                for (index, page) in bytes[..written].chunks(4096).enumerate() {
-                    if *page != ZEROS[..page.len()] {
-                        file.write_all_at(page, index as u64 * 4096).unwrap();
-                    }
-                }
-            } else {
-                self.files
-                    .create_directory(place.parent().unwrap())
-                    .unwrap();
-                let file = self.files.open(&place, OpenMode::CreateNew).unwrap();
-                file.set_len(bytes.len() as u64).unwrap();
-                file.write_all_at(&bytes[..written], 0).unwrap();
-            }
-        }
-    }
-}
-
-fn read_tree(vfs: &MemoryVfs, directory: &Path, image: &mut Image) {
-    for entry in vfs.list(directory).unwrap() {
-        let path = directory.join(&entry.name);
-        if entry.is_directory {
-            read_tree(vfs, &path, image);
-            continue;
-        }
-        // An open store may remove a file meanwhile.
-        let Ok(file) = vfs.open(&path, OpenMode::Read) else {
-            continue;
-        };
-        let mut bytes = vec![0; file.len_bytes().unwrap() as usize];
-        if file.read_exact_at(&mut bytes, 0).is_ok() {
-            image.insert(path.strip_prefix("/").unwrap().to_path_buf(), bytes);
-        }
-    }
-}
-
-/// Length without the zeros at the end.
-fn written_len(bytes: &[u8]) -> usize {
-    // Pages first: most of a pool is zeros, and every image asks.
-    let mut len = bytes.len();
-    while len >= ZEROS.len() && bytes[len - ZEROS.len()..len] == ZEROS {
-        len -= ZEROS.len();
-    }
-    bytes[..len]
-        .iter()
-        .rposition(|&byte| byte != 0)
-        .map_or(0, |last| last + 1)
-}
-
-fn subject(name: &'static str, with_pool: bool, killed: bool) -> Subject {
-    let media = Media::new(with_pool);
-    let mut history = History::default();
-    let db = media.open().unwrap();
-    for round in 0..3 {
-        (0..KEYS)
-            .filter(|number| number % 3 != round)
-            .for_each(|number| history.put(&db, number, round));
-        if round < 2 {
-            db.flush().unwrap();
-        }
-    }
-    let mut batch = WriteBatch::new();
-    let mut changes = Vec::new();
-    for number in (0..KEYS).step_by(17) {
-        let value = format!("batch {number}").into_bytes();
-        batch.put(key(number), &value).delete(key(number + 1));
-        changes.extend([(key(number), Some(value)), (key(number + 1), None)]);
-    }
-    db.write(batch).unwrap();
-    history.note(changes);
-    let earlier = media.settled_image();
-    (0..KEYS)
-        .step_by(5)
-        .for_each(|number| history.put(&db, number, 7));
-    let image = if killed {
-        media.settled_image()
-    } else {
-        db.close().unwrap();
-        media.image()
-    };
-    Subject {
-        name,
-        with_pool,
-        image,
-        earlier,
-        history,
-    }
-}
 
 /// A way to damage a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -353,13 +109,6 @@ fn damaged(subject: &Subject, path: &Path, damage: Damage, at: usize) -> Option<
         Damage::Newer => bytes.get_mut(8..12)?.copy_from_slice(&2_u32.to_le_bytes()),
     }
     (bytes != *original).then_some(Some(bytes))
-}
-
-/// A directory that is fast, if there is one: nothing here loses power.
-fn scratch() -> tempfile::TempDir {
-    tempfile::tempdir_in("/dev/shm")
-        .or_else(|_| tempfile::tempdir())
-        .unwrap()
 }
 
 /// The offsets to damage: all of what is written, but in long stretches of zeros only some.
@@ -561,8 +310,10 @@ fn examine(subject: &Subject, media: &Media, path: &Path) -> std::result::Result
     };
     go_on(&db)?;
     drop(db);
-    // What was opened once can be opened again.
+    // What was opened once can be opened again. Without a key image hikv reads all items, and refuses those of which
+    // reads and verification have told already.
     match media.open() {
+        Err(error) if has_errors && subject.kind.is_hikv() => check_error(&error, media, path)?,
         Ok(db) => {
             let read = db.get(key(1_000_003));
             if !matches!(&read, Ok(Some(value)) if &value[..] == b"after the damage") {
@@ -592,11 +343,13 @@ fn go_on(db: &Db) -> std::result::Result<(), String> {
 }
 
 /// Whether an outcome is allowed for that file.
-fn is_allowed(path: &Path, damage: Damage, outcome: Outcome) -> bool {
+fn is_allowed(subject: &Subject, path: &Path, damage: Damage, outcome: Outcome) -> bool {
     let is_journal = path.starts_with("store/journal");
     let is_pool = path.starts_with("pool");
-    let is_cut_manifest =
-        kind(path) == "MANIFEST" && matches!(damage, Damage::Truncate | Damage::Earlier);
+    // What a pool of hikv holds does not depend on what its manifest knows.
+    let is_cut_manifest = kind(path) == "MANIFEST"
+        && matches!(damage, Damage::Truncate | Damage::Earlier)
+        && !subject.kind.is_hikv();
     match outcome {
         Outcome::Right | Outcome::OpenError | Outcome::ReadError => true,
         Outcome::EarlierMoment => is_journal || is_pool || is_cut_manifest,
@@ -637,7 +390,7 @@ fn run_case(
         }
     }
     Some(outcome.and_then(|outcome| {
-        if is_allowed(path, *damage, outcome) {
+        if is_allowed(subject, path, *damage, outcome) {
             Ok(outcome)
         } else {
             Err(format!("ended in {outcome:?}"))
@@ -660,7 +413,7 @@ fn work(
     next: &AtomicUsize,
     present: &Mutex<Option<(Instant, Case)>>,
 ) -> Findings {
-    let mut media = Media::new(subject.with_pool);
+    let mut media = Media::new(subject.kind);
     let mut findings = Findings::default();
     // The counter orders nothing but itself.
     while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -683,7 +436,7 @@ fn work(
 
 fn run_subject(subject: Subject) {
     let name = subject.name;
-    let mut untouched = Media::new(subject.with_pool);
+    let mut untouched = Media::new(subject.kind);
     untouched.restore(&subject.image);
     let outcome = examine(&subject, &untouched, Path::new("store"));
     assert_eq!(outcome, Ok(Outcome::Right), "{name}, not damaged");
@@ -748,20 +501,44 @@ fn run_subject(subject: Subject) {
 
 #[test]
 fn a_damaged_closed_store_errs_or_is_right() {
-    run_subject(subject("closed", false, false));
+    run_subject(subject("closed", StoreKind::Journal, End::Closed));
 }
 
 #[test]
 fn a_damaged_killed_store_errs_or_is_right() {
-    run_subject(subject("killed", false, true));
+    run_subject(subject("killed", StoreKind::Journal, End::Killed));
 }
 
 #[test]
 fn a_damaged_closed_store_with_a_pool_errs_or_is_right() {
-    run_subject(subject("closed with pool", true, false));
+    run_subject(subject("closed with pool", StoreKind::Pool, End::Closed));
 }
 
 #[test]
 fn a_damaged_killed_store_with_a_pool_errs_or_is_right() {
-    run_subject(subject("killed with pool", true, true));
+    run_subject(subject("killed with pool", StoreKind::Pool, End::Killed));
+}
+
+#[test]
+fn a_damaged_closed_store_of_hikv_errs_or_is_right() {
+    let kind = StoreKind::HashTables;
+    run_subject(subject("closed of hikv", kind, End::Closed));
+}
+
+#[test]
+fn a_damaged_killed_store_of_hikv_errs_or_is_right() {
+    let kind = StoreKind::HashTables;
+    run_subject(subject("killed of hikv", kind, End::Killed));
+}
+
+#[test]
+fn a_damaged_killed_store_of_hikv_with_a_log_errs_or_is_right() {
+    let kind = StoreKind::HashTablesWithLog;
+    run_subject(subject("killed of hikv with log", kind, End::Killed));
+}
+
+#[test]
+fn a_damaged_checkpoint_of_hikv_errs_or_is_right() {
+    let kind = StoreKind::HashTables;
+    run_subject(subject("checkpoint of hikv", kind, End::Copied));
 }

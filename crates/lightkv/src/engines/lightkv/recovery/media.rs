@@ -43,9 +43,13 @@ fn pool_options(state: &ManifestState, sizes: &Sizes, options: &Options) -> Pool
         identity: state.store_identity,
         engine_kind: options.engine.code(),
         max_bytes,
-        extent_bytes: max_bytes.min(32 << 20),
+        extent_bytes: options
+            .tuning
+            .extent_bytes
+            .unwrap_or(max_bytes.min(32 << 20)),
         segment_unit_bytes: sizes.chunk_bytes as u32,
         block_unit_bytes: 0,
+        faults: options.tuning.pool_faults.clone(),
     }
 }
 
