@@ -122,7 +122,7 @@ def long_form(seed: int) -> list[Part]:
         parts.append(Part(
             "kills", medium.removeprefix("a_").replace("_", "-"),
             test("kill", f"acknowledged_writes_survive_kills_with_{medium}"),
-            {"LIGHTKV_KILL_CYCLES": "700", "LIGHTKV_KILL_SEED": str(seed)},
+            {"LIGHTKV_KILL_CYCLES": "1000", "LIGHTKV_KILL_SEED": str(seed)},
         ))
     # Each process that comes back also compares the bytes in use with those that are reached.
     for medium in ("memory", "a_file"):
