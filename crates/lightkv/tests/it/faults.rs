@@ -7,6 +7,7 @@ mod corruption;
 mod io_errors;
 mod limits;
 mod opening;
+mod pool_calls;
 mod process;
 mod space;
 
