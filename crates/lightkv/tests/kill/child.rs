@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use lightkv::{Db, EngineKind, Key, Value, WriteBatch, WriteOptions};
 
 use crate::model::{self, PendingChange, ThreadModel};
-use crate::plan::{Operation, Plan, THREADS};
+use crate::plan::{Form, Operation, Plan, THREADS};
 use crate::progress::{Listener, Phase, Progress};
 use crate::random::Random;
 use crate::setup::Setup;
@@ -69,9 +69,7 @@ pub(crate) fn run(task: &Task) {
     abort_on_panic();
     let setup = Setup::from_name(&task.setup);
     let progress = Progress::open(&task.directory);
-    let plans: Vec<Plan> = (0..THREADS)
-        .map(|thread| Plan::new(task.plan_seed, thread, setup.keys()))
-        .collect();
+    let plans = setup.plans(task.plan_seed);
     let models = model::load(&task.directory.join("model"), setup.keys());
     let _ = std::fs::remove_dir_all(task.directory.join("copy"));
     let start = Instant::now();
@@ -346,22 +344,31 @@ fn apply(
     can_sync: bool,
 ) -> lightkv::Result<()> {
     let options = WriteOptions::new().sync(operation.is_synced && can_sync);
-    if !operation.is_batch {
-        let (index, len_bytes) = operation.changes[0];
-        let key = plan.key(index);
-        return match len_bytes {
-            Some(len_bytes) => db.put_with(key, plan.bytes(number, index, len_bytes), options),
-            None => db.delete_with(key, options),
-        };
+    match operation.form {
+        Form::Single => {
+            let (index, len_bytes) = operation.changes[0];
+            let key = plan.key(index);
+            match len_bytes {
+                Some(len_bytes) => db.put_with(key, plan.bytes(number, index, len_bytes), options),
+                None => db.delete_with(key, options),
+            }
+        }
+        Form::Batch => {
+            let mut batch = WriteBatch::new();
+            for &(index, len_bytes) in &operation.changes {
+                let key = plan.key(index);
+                match len_bytes {
+                    Some(len_bytes) => batch.put(key, plan.bytes(number, index, len_bytes)),
+                    None => batch.delete(key),
+                };
+            }
+            db.write_with(batch, options)
+        }
+        Form::Range => {
+            let (from, to) = plan.range(operation);
+            db.delete_range_with(&from[..]..&to[..], options)
+        }
     }
-    let mut batch = WriteBatch::new();
-    for &(index, len_bytes) in &operation.changes {
-        match len_bytes {
-            Some(len_bytes) => batch.put(plan.key(index), plan.bytes(number, index, len_bytes)),
-            None => batch.delete(plan.key(index)),
-        };
-    }
-    db.write_with(batch, options)
 }
 
 /// The entries of a scan without errors.

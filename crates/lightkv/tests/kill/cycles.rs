@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::child::Task;
 use crate::model::{self, Counts, ThreadModel};
-use crate::plan::{Plan, THREADS};
+use crate::plan::THREADS;
 use crate::progress::{Phase, Progress};
 use crate::random::{Random, mix};
 use crate::setup::{Medium, Setup, Size};
@@ -142,9 +142,7 @@ pub(crate) fn run(engine: EngineKind, medium: Medium, cycles: u64, seed: u64) ->
 fn run_store(setup: Setup, cycles: u64, seed: u64, totals: &mut Totals, again: &str) {
     let directory = tempfile::tempdir().expect("a directory");
     let pool = TempDir::new_in(setup.pool_parent()).expect("a directory for the pool");
-    let plans: Vec<Plan> = (0..THREADS)
-        .map(|thread| Plan::new(seed, thread, setup.keys()))
-        .collect();
+    let plans = setup.plans(seed);
     let mut models = vec![ThreadModel::new(setup.keys()); THREADS];
     let progress = Progress::open(directory.path());
     let mut random = Random::new(seed);

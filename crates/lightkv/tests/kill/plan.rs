@@ -6,13 +6,24 @@ use crate::random::{Random, mix};
 /// Writer threads, each with keys of its own.
 pub(crate) const THREADS: usize = 4;
 
+/// How a write is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// A put or a delete.
+    Single,
+    /// A batch, also when it changes one key only.
+    Batch,
+    /// A range of keys is deleted, with whatever is there.
+    Range,
+}
+
 /// One write of a thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Operation {
     /// Indexes of the keys, and the lengths of their new values in bytes; `None` deletes.
     pub(crate) changes: Vec<(usize, Option<usize>)>,
-    /// Whether it is a batch, also when it changes one key only.
-    pub(crate) is_batch: bool,
+    /// How it is made.
+    pub(crate) form: Form,
     /// Whether it is synced, where the medium can.
     pub(crate) is_synced: bool,
 }
@@ -24,11 +35,21 @@ pub(crate) struct Plan {
     thread: usize,
     /// Keys of this thread.
     pub(crate) keys: usize,
+    /// Whether it deletes ranges: where that is whole or not at all.
+    deletes_ranges: bool,
 }
 
+/// One key in so many is a neighbour of the next such key of its thread: what ranges consist of.
+const RANGED_EVERY: usize = 4;
+
 impl Plan {
-    pub(crate) fn new(seed: u64, thread: usize, keys: usize) -> Self {
-        Self { seed, thread, keys }
+    pub(crate) fn new(seed: u64, thread: usize, keys: usize, deletes_ranges: bool) -> Self {
+        Self {
+            seed,
+            thread,
+            keys,
+            deletes_ranges,
+        }
     }
 
     fn random(&self, number: u64, purpose: u64) -> Random {
@@ -37,14 +58,15 @@ impl Plan {
         ))
     }
 
-    /// A key: three in four scattered over the whole key space, the others with a long common prefix.
+    /// A key: half of them scattered over the whole key space, a quarter with a long common prefix, a quarter beside the
+    /// other ones of its thread.
     pub(crate) fn key(&self, index: usize) -> Vec<u8> {
         let mut random = self.random(index as u64, 1);
         let scattered = random.next().to_be_bytes();
-        let mut key = if index % 4 == 3 {
-            b"user00000000".to_vec()
-        } else {
-            Vec::new()
+        let mut key = match index % RANGED_EVERY {
+            3 => b"user00000000".to_vec(),
+            1 => self.ranged_prefix(index),
+            _ => Vec::new(),
         };
         key.extend_from_slice(&scattered);
         key.extend_from_slice(&(index as u32).to_be_bytes());
@@ -56,9 +78,42 @@ impl Plan {
         key
     }
 
+    /// What no key of another thread starts with, and no ranged key of this one with a smaller index is above.
+    fn ranged_prefix(&self, index: usize) -> Vec<u8> {
+        let mut prefix = format!("range {} ", self.thread).into_bytes();
+        prefix.extend_from_slice(&(index as u32).to_be_bytes());
+        prefix
+    }
+
+    /// Where the range of an operation begins, and what is the first key behind it.
+    pub(crate) fn range(&self, operation: &Operation) -> (Vec<u8>, Vec<u8>) {
+        let (first, _) = operation.changes[0];
+        let end = first + operation.changes.len() * RANGED_EVERY;
+        (self.ranged_prefix(first), self.ranged_prefix(end))
+    }
+
+    fn range_operation(&self, random: &mut Random) -> Operation {
+        let count = (self.keys / RANGED_EVERY) as u64;
+        let first = random.below(count);
+        let len = 1 + match random.once_in(4) {
+            true => random.below(count - first),
+            false => random.below((count - first).min(20)),
+        };
+        let index = |at: u64| at as usize * RANGED_EVERY + 1;
+        Operation {
+            changes: (first..first + len).map(|at| (index(at), None)).collect(),
+            form: Form::Range,
+            is_synced: random.once_in(6),
+        }
+    }
+
     /// The write of that number, from 1 on.
     pub(crate) fn operation(&self, number: u64) -> Operation {
         let mut random = self.random(number, 2);
+        // Not more often: each waits for a sync.
+        if self.deletes_ranges && random.once_in(100) {
+            return self.range_operation(&mut random);
+        }
         let is_batch = random.once_in(5);
         let count = if is_batch { 2 + random.below(29) } else { 1 };
         let changes = (0..count)
@@ -82,7 +137,10 @@ impl Plan {
             .collect();
         Operation {
             changes,
-            is_batch,
+            form: match is_batch {
+                true => Form::Batch,
+                false => Form::Single,
+            },
             is_synced: random.once_in(60),
         }
     }

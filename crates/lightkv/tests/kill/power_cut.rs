@@ -17,7 +17,7 @@ use lightkv::Survives;
 
 use crate::child;
 use crate::model::ThreadModel;
-use crate::plan::{Plan, THREADS};
+use crate::plan::THREADS;
 use crate::progress::Listener;
 use crate::random::Random;
 use crate::setup::Setup;
@@ -111,9 +111,7 @@ pub(crate) fn run(task: &str) {
             .open(&task.port)
             .expect("the port"),
     );
-    let plans: Vec<Plan> = (0..THREADS)
-        .map(|thread| Plan::new(task.plan_seed, thread, task.setup.keys()))
-        .collect();
+    let plans = task.setup.plans(task.plan_seed);
     let _ = std::fs::remove_dir_all(task.directory.join("copy"));
     port.say(format_args!("opening"));
     let db = task

@@ -109,9 +109,7 @@ impl Task {
     }
 
     fn plans(&self) -> Vec<Plan> {
-        (0..THREADS)
-            .map(|thread| Plan::new(self.plan_seed, thread, self.setup.keys()))
-            .collect()
+        self.setup.plans(self.plan_seed)
     }
 
     /// What the last process that had checked the store had found.

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use lightkv::{Durability, EngineKind, Granularity, Options, Tuning};
 
+use crate::plan::{Plan, THREADS};
+
 /// Where fresh data lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Medium {
@@ -95,6 +97,14 @@ impl Setup {
             Size::Small => 600,
             Size::Default => 4000,
         }
+    }
+
+    /// What each thread does.
+    pub(crate) fn plans(self, seed: u64) -> Vec<Plan> {
+        // Of the other engine, what is left of a range that was being deleted is anybody's guess.
+        let deletes_ranges = self.engine == EngineKind::LightKv;
+        let plan = |thread| Plan::new(seed, thread, self.keys(), deletes_ranges);
+        (0..THREADS).map(plan).collect()
     }
 
     /// What the store says of its medium. Panics if that is less than was asked for: a test of DAX on
