@@ -101,6 +101,10 @@ impl Db {
             check_key(&operation.key)?;
             check_value(operation.value.as_deref().unwrap_or_default())?;
         }
+        if batch.is_empty() && options.sync {
+            // As for a write of something, what came before is synced with it.
+            return self.sync();
+        }
         self.engine.write_batch(&batch, options)
     }
 
@@ -162,6 +166,8 @@ impl Db {
     fn delete_keys(&self, range: KeyRange, options: WriteOptions) -> Result<()> {
         match range.within_key_limit().filter(|range| !range.is_empty()) {
             Some(range) => self.engine.clone().delete_range(&range, options),
+            // What came before is synced with a write, also with one of nothing.
+            None if options.sync => self.sync(),
             None => Ok(()),
         }
     }

@@ -328,8 +328,9 @@ impl WriteOptions {
         Self::default()
     }
 
-    /// Whether the write survives power loss when it returns; default false. Waiting writers share one
-    /// `fdatasync`. On persistent memory every write does already.
+    /// Whether the write, and all that were acknowledged before, survive power loss when it returns; default false. That
+    /// holds for an empty batch and an empty range, too. Waiting writers share one `fdatasync`. On persistent memory every
+    /// write does already.
     pub fn sync(mut self, sync: bool) -> Self {
         self.sync = sync;
         self

@@ -10,6 +10,7 @@
 //! loads of slots are all sequentially consistent. If `S` covers a writer's number, the draw precedes
 //! the load of `S`, so the slot store precedes the slot's load: it is seen, or its clearing is.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[cfg(not(loom))]
@@ -59,13 +60,19 @@ impl Pause {
 static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    static THREAD: usize = NEXT_THREAD.fetch_add(1, Ordering::Relaxed);
+    static THREAD: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// A small number that differs between threads, to spread them over slots and stripes.
+/// A small number that differs between threads, which are numbered as they first ask: to spread them over slots and stripes.
 #[inline]
 pub(crate) fn thread_number() -> usize {
-    THREAD.with(|thread| *thread)
+    THREAD.with(|thread| {
+        if thread.get() == usize::MAX {
+            // Only that numbers differ matters.
+            thread.set(NEXT_THREAD.fetch_add(1, Ordering::Relaxed));
+        }
+        thread.get()
+    })
 }
 
 /// One slot a writer at work.

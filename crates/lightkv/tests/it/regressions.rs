@@ -341,3 +341,32 @@ fn a_compaction_on_a_full_disk_says_so_instead_of_waiting() {
     }
     assert!(reports > 0, "no merge met the full disk");
 }
+
+/// A synced write of nothing returned without a sync: the empty range of `delete_range`, or the empty batch, was all that the engines
+/// looked at. The model's power losses found it.
+#[test]
+fn a_synced_write_of_nothing_syncs_what_came_before() {
+    type WriteNothing = fn(&Db) -> lightkv::Result<()>;
+    let synced = || WriteOptions::new().sync(true);
+    let ways: [WriteNothing; 3] = [
+        |db| db.delete_range_with(&b"b"[..]..&b"b"[..], WriteOptions::new().sync(true)),
+        |db| db.write_with(WriteBatch::new(), WriteOptions::new().sync(true)),
+        |db| db.sync(),
+    ];
+    for write_nothing in ways {
+        let small = Small::with_journal();
+        let db = small.open();
+        db.put_with("a", "synced", synced()).unwrap();
+        db.put("b", "not synced").unwrap();
+        write_nothing(&db).unwrap();
+        // All that was not synced is lost.
+        let left = Small {
+            vfs: small.vfs.crash_image(0),
+            ..Small::with_journal()
+        };
+        let recovered = left.open();
+        let value = recovered.get("b").unwrap();
+        assert_eq!(value.as_deref(), Some(&b"not synced"[..]));
+        drop(db);
+    }
+}

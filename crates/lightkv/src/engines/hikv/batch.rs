@@ -84,6 +84,7 @@ impl Store {
             });
         }
         let deadline = options.deadline.map(|wait_max| Instant::now() + wait_max);
+        let _hand = self.hands.begin();
         let mut fresh = Fresh::default();
         let outcome = self
             .take_places(&mut operations, &mut fresh)

@@ -57,6 +57,7 @@ mod entry_file_layout;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod growth;
+mod hands;
 mod hash_index;
 mod inline_key;
 mod item_layout;
@@ -80,7 +81,6 @@ mod size_classes;
 mod space_tests;
 mod statistics;
 mod store;
-mod stripe;
 mod sync;
 mod threads;
 mod update_queue;

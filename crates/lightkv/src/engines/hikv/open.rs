@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use super::allocator::{Allocator, KIND_LOG, KIND_ROOT, KIND_TABLE, UNIT_BYTES};
 use super::checkpoint::CHECKPOINT_NAME;
 use super::growth::table_units;
+use super::hands::Hands;
 use super::hash_index::{GrowingTable, HashIndex, Table};
 use super::items::Items;
 use super::key_index::{FollowOptions, KeyIndex};
@@ -296,6 +297,7 @@ fn new_store(
         recovered_through: recovered.last_sequence,
         are_items_unread: recovered.are_items_unread,
         in_flight: InFlight::new(),
+        hands: Hands::default(),
         snapshots: Snapshots::default(),
         versions: Versions::default(),
         counters: EngineCounters::default(),

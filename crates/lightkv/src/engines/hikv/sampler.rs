@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
 
-use super::stripe::thread_number;
+use crate::engines::in_flight::thread_number;
 
 /// What a serving thread does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

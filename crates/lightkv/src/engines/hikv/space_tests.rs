@@ -9,7 +9,7 @@ use lightkv_vfs::MemoryVfs;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use super::allocator::{KIND_CLEAN_MARK, KIND_LOG, KIND_REDO, KIND_ROOT, KIND_TABLE};
+use super::allocator::{Fresh, KIND_CLEAN_MARK, KIND_LOG, KIND_REDO, KIND_ROOT, KIND_TABLE};
 use super::hash_index::Table;
 use super::root_layout::Entry;
 use super::*;
@@ -53,6 +53,29 @@ fn crash((backing, files): &Left, seed: u64) -> Left {
         backing.crash_image(seed)
     };
     (backing, files.kill_image())
+}
+
+#[test]
+fn a_writer_that_is_put_aside_has_lost_nothing() {
+    let left = (EmulatedBacking::new(), MemoryVfs::new());
+    let engine = open_left(&left, false);
+    let store = &engine.store;
+    let write = |key: &[u8]| store.write_one(key, Some(b"value"), WriteOptions::new());
+    write(b"key").unwrap();
+    store.verify().unwrap();
+    // As between its allocation and the lock of its group.
+    let hand = store.hands.begin();
+    let mut fresh = Fresh::default();
+    let place = store.allocator.allocate(100, &mut fresh).unwrap().unwrap();
+    store.verify().expect("somebody is writing");
+    store.allocator.abandon([place], fresh);
+    drop(hand);
+    store.verify().unwrap();
+    // What nobody has in hand is lost.
+    let mut fresh = Fresh::default();
+    store.allocator.allocate(100, &mut fresh).unwrap().unwrap();
+    let error = store.verify().unwrap_err();
+    assert!(error.to_string().contains("can be reached"), "{error}");
 }
 
 /// Of a store that was just opened.

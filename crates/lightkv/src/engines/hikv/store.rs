@@ -12,6 +12,7 @@ use lightkv_vfs::{FileLock, Vfs};
 use parking_lot::Mutex;
 
 use super::allocator::Allocator;
+use super::hands::Hands;
 use super::hash_index::HashIndex;
 use super::items::Items;
 use super::key_index::KeyIndex;
@@ -58,6 +59,7 @@ pub(crate) struct Store {
     /// The open took the keys from an image, so nobody has compared the items' checksums yet.
     pub(crate) are_items_unread: bool,
     pub(crate) in_flight: InFlight,
+    pub(crate) hands: Hands,
     pub(crate) snapshots: Snapshots,
     pub(crate) versions: Versions,
     pub(crate) counters: EngineCounters,

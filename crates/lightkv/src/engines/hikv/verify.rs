@@ -1,7 +1,6 @@
 //! Reading and checking everything.
 
 use std::collections::HashSet;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::hash_index::Table;
@@ -16,7 +15,8 @@ const SPACE_PAUSE: Duration = Duration::from_millis(2);
 /// What is in use, with all writers stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Space {
-    last_sequence: u64,
+    /// Writes since the open; none is under way.
+    begun_writes: u64,
     used_bytes: u64,
     reached_bytes: u64,
     retired_bytes: u64,
@@ -76,15 +76,16 @@ impl Store {
 
     /// Stops all writers, and compares what is in use with what can be reached.
     ///
-    /// A writer that waits for its group has a place in hand already, and one that has just left its group still has to
-    /// give one back. So a difference counts when it is the same twice with no write in between; a store that is
-    /// written to all the time is not checked for lost space.
+    /// Only without writers, who have space in hand: see [`Hands`](super::hands::Hands). A store that is written to all the
+    /// time is not checked for lost space. And what readers held may be given back between two looks, so a
+    /// difference counts when it is the same twice, with no write in between.
     fn verify_space(&self) -> Result<()> {
         let mut before = None;
         for _ in 0..SPACE_ATTEMPTS_MAX {
             // What readers have left is in use and cannot be reached; less of it is a stricter check.
             collect_garbage();
             let Some(found) = self.compare_space()? else {
+                std::thread::sleep(SPACE_PAUSE);
                 continue;
             };
             if found.used_bytes == found.reached_bytes + found.retired_bytes {
@@ -104,7 +105,7 @@ impl Store {
         Ok(())
     }
 
-    /// `None` if a partition has grown meanwhile.
+    /// `None` if a partition has grown meanwhile, or somebody has written.
     fn compare_space(&self) -> Result<Option<Space>> {
         let guard = crossbeam_epoch::pin();
         let tables: Vec<&Table> = (0..self.index.len())
@@ -120,11 +121,17 @@ impl Store {
             .map(|group| u64::from(group.used))
             .sum();
         self.keys.while_closed(|| self.verify_keys(&tables, used))?;
-        Ok(Some(Space {
-            last_sequence: self.last_sequence.load(Ordering::SeqCst),
-            reached_bytes: self.reached_bytes(&tables)?,
-            used_bytes: self.allocator.used_bytes(),
-            retired_bytes: self.allocator.retired_bytes(),
+        let begun = self.hands.begun_if_none();
+        let reached_bytes = self.reached_bytes(&tables)?;
+        let used_bytes = self.allocator.used_bytes();
+        let retired_bytes = self.allocator.retired_bytes();
+        // Who began meanwhile waits for our locks with a place in hand.
+        let begun = begun.filter(|begun| self.hands.begun_if_none() == Some(*begun));
+        Ok(begun.map(|begun_writes| Space {
+            begun_writes,
+            used_bytes,
+            reached_bytes,
+            retired_bytes,
         }))
     }
 

@@ -85,6 +85,7 @@ impl Store {
         check_value(value.map_or(0, <[u8]>::len))?;
         self.fit_log(key, value)?;
         let deadline = options.deadline.map(|wait_max| Instant::now() + wait_max);
+        let _hand = self.hands.begin();
         match value {
             Some(value) => self.put(key, value, deadline),
             None => self.delete(key, deadline),
