@@ -147,6 +147,11 @@ def long_form(seed: int) -> list[Part]:
         parts.append(Part("failing calls", name, explorer(
             "--only", "errors", "--configuration", name, "--seed", str(seed), "--states", "1", "--error-lives", "8",
         ), is_pinned=True))
+    for engine, name in (("lightkv", "a_pool"), ("hikv", "a_pool_of_hikv")):
+        parts.append(Part(
+            "failing calls", f"pool of {engine}", test("it", f"faults::pool_calls::failing_calls_of_{name}_lose_nothing"),
+            {"LIGHTKV_POOL_FAULTS": "all"}, is_pinned=True,
+        ))
     parts.append(Part(
         "sequences", "random option sets", test("it", "model::random_sequences_match_an_ordered_map"),
         {"LIGHTKV_MODEL_SEQUENCES": "10000", "LIGHTKV_MODEL_SEED": str(seed)},
