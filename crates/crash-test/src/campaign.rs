@@ -13,7 +13,7 @@ use crate::script::Script;
 /// Operations of a life in which every call fails once: every one of them is lived hundreds of times.
 const ERROR_OPERATIONS: usize = 18;
 /// Configurations in which calls fail: what the others differ in does not touch files.
-const ERROR_CONFIGURATIONS: [&str; 2] = ["pool-split", "journal-power"];
+const ERROR_CONFIGURATIONS: [&str; 3] = ["pool-split", "journal-power", "hikv"];
 
 /// What is to be run.
 #[derive(Clone, Debug)]

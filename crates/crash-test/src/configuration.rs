@@ -193,6 +193,7 @@ impl Configuration {
         if let (Some(granularity), Some(backing)) = (self.pool, &medium.pool) {
             let mut pool = EmulatedMedium::new(backing.clone());
             pool.granularity = granularity;
+            pool.recording = medium.is_recording;
             options = options
                 .pmem_path("/pool")
                 .pool_medium(PoolMedium::Emulated(pool));
@@ -208,6 +209,8 @@ pub struct Medium {
     pub pool: Option<EmulatedBacking>,
     /// Everything else.
     pub files: MemoryVfs,
+    /// The pool records what is done to it, for cuts between its fences.
+    pub is_recording: bool,
 }
 
 impl Medium {
@@ -216,6 +219,7 @@ impl Medium {
         Self {
             pool: configuration.pool.map(|_| EmulatedBacking::new()),
             files: MemoryVfs::new(),
+            is_recording: true,
         }
     }
 
@@ -224,6 +228,7 @@ impl Medium {
         Self {
             pool: pool.map(EmulatedBacking::from_image),
             files: files.kill_image(),
+            is_recording: true,
         }
     }
 
@@ -232,6 +237,7 @@ impl Medium {
         Self {
             pool: pool.map(|model| EmulatedBacking::from_model(model.after_kill())),
             files: files.kill_image(),
+            is_recording: true,
         }
     }
 
@@ -240,6 +246,7 @@ impl Medium {
         Self {
             pool: pool.map(EmulatedBacking::untracked_from_image),
             files: files.kill_image(),
+            is_recording: false,
         }
     }
 }

@@ -156,6 +156,7 @@ impl Explorer {
                 cut: None,
                 losses: Vec::new(),
                 is_killed: false,
+                is_before_flush: false,
             }],
         };
         let life = live_alone(configuration, operations.to_vec())
@@ -252,14 +253,30 @@ impl Task<'_> {
             && cut.index.is_multiple_of(KILLED_CUTS_EVERY)
             && !self.is_over()
         {
-            let medium = Medium::killed(cut.pool.clone(), &cut.files);
-            let first = ScriptedLife {
-                is_killed: true,
-                ..self.first_life(cut, Vec::new())
-            };
-            let seed = Random::of(self.plan.seed, cut.index as u64).next_u64();
-            self.crash_again(first, &medium, &cut.expectation, seed);
+            self.explore_kill(cut, false);
         }
+        if cut.before_flush.is_some()
+            && self.plan.second_crash_every > 0
+            && cut.index % KILLED_CUTS_EVERY == 1
+            && !self.is_over()
+        {
+            self.explore_kill(cut, true);
+        }
+    }
+
+    fn explore_kill(&self, cut: &Cut, is_before_flush: bool) {
+        let pool = match is_before_flush {
+            true => cut.before_flush.clone(),
+            false => cut.pool.clone(),
+        };
+        let medium = Medium::killed(pool, &cut.files);
+        let first = ScriptedLife {
+            is_killed: true,
+            is_before_flush,
+            ..self.first_life(cut, Vec::new())
+        };
+        let seed = Random::of(self.plan.seed, cut.index as u64).next_u64();
+        self.crash_again(first, &medium, &cut.expectation, seed);
     }
 
     fn explore_power_losses(&self, cut: &Cut) {
@@ -380,6 +397,7 @@ impl Task<'_> {
             cut: Some(cut.index),
             losses,
             is_killed: false,
+            is_before_flush: false,
         }
     }
 
@@ -405,6 +423,7 @@ impl Task<'_> {
             cut,
             losses,
             is_killed: false,
+            is_before_flush: false,
         };
         let life = match live(self.configuration, medium, start, &operations, keeps) {
             Ok(life) => life,

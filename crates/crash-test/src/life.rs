@@ -2,8 +2,22 @@
 //!
 //! A life is watched from below: by the pool before each fence and by the file system before each change. At
 //! these moments, and whenever an operation returns, a [`Cut`] notes what media could lose and what the
-//! store had promised. Nothing else distinguishes crashes: between two fences the set of what may be lost
-//! only grows, so the states of an earlier moment are among those of the fence.
+//! store had promised. For power losses nothing else distinguishes crashes: between two fences the set of what may be lost
+//! only grows, so the states of an earlier moment are among those of the fence:
+//!
+//! - Nothing becomes durable for certain between two fences of the only thread, so the base is the same. On a medium of byte
+//!   granularity too.
+//! - A line has some stores waiting, in program order. Later ones are appended. Of stores through the cache a prefix survives,
+//!   of the last copy in it any words: each prefix, and each part of a copy, of the shorter list is one of the longer list. A copy
+//!   is recorded as one store, so a moment within it has a part of it. So is an atomic of 8 or 16 bytes, which has no moment within.
+//! - Of streamed words any subset survives, whatever else does. Each subset of the fewer is one of the more, the later ones
+//!   lost; where both are of one place, the later one lost leaves the earlier one. (A line with more than 20 waiting ones, which
+//!   would be streamed three times without a fence, is the exception: the model ties the further ones to the first.)
+//! - Lines, sectors and names are independent of each other, and files make a cut before each change.
+//!
+//! After kill -9 with the power on that does not hold: the next process reads what was stored, durable or not, and a flush
+//! that was asked for will be done. So a cut also holds the pool as it was before the last flush, whose line then waits
+//! for somebody to flush it.
 //!
 //! A life without background threads depends on nothing but its beginning and its operations, so the cut of
 //! some number is the same in every run.
@@ -14,7 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
 
 use lightkv::{Db, Error, WriteBatch, WriteOptions};
-use lightkv_pmem::PersistenceModel;
+use lightkv_pmem::{EmulatedBacking, PersistenceModel, TraceEvent, TraceRecord};
 use lightkv_vfs::{MemoryVfs, Operation as FileOperation};
 use parking_lot::Mutex;
 
@@ -44,6 +58,9 @@ pub struct Cut {
     pub place: Place,
     /// What the pool has and may lose.
     pub pool: Option<PersistenceModel>,
+    /// The same before the last flush since the cut before, if something was stored before that. The files are those
+    /// of the cut.
+    pub before_flush: Option<PersistenceModel>,
     /// What the files have and may lose.
     pub files: MemoryVfs,
     /// What must be found afterwards.
@@ -91,6 +108,29 @@ struct WatchState {
     cut_count: usize,
     operation: Option<usize>,
     expectation: Arc<Expectation>,
+    /// The pool as far as its trace was read; nothing before the first cut.
+    followed: Option<PersistenceModel>,
+    before_flush: Option<PersistenceModel>,
+}
+
+impl WatchState {
+    /// Reads what was done to the pool since the last time, and notes what it was before the last flush.
+    fn follow(&mut self, pool: &EmulatedBacking) {
+        self.before_flush = None;
+        let trace = pool.take_trace();
+        let Some(model) = &mut self.followed else {
+            self.followed = Some(pool.model());
+            return;
+        };
+        let is_flush = |record: &TraceRecord| matches!(record.event, TraceEvent::Flush { .. });
+        let last_flush = trace.iter().rposition(is_flush);
+        for (index, record) in trace.iter().enumerate() {
+            if Some(index) == last_flush {
+                self.before_flush = Some(model.clone());
+            }
+            model.apply(record.thread, &record.event);
+        }
+    }
 }
 
 impl Watch {
@@ -103,6 +143,9 @@ impl Watch {
         let mut state = self.state.lock();
         let index = state.cut_count;
         state.cut_count += 1;
+        if let Some(pool) = &self.medium.pool {
+            state.follow(pool);
+        }
         if !(self.keeps)(index) {
             return;
         }
@@ -111,6 +154,7 @@ impl Watch {
             operation: state.operation,
             place,
             pool: self.medium.pool.as_ref().map(|pool| pool.model()),
+            before_flush: state.before_flush.take(),
             files: self.medium.files.kill_image(),
             expectation: Arc::clone(&state.expectation),
         };
@@ -125,6 +169,11 @@ impl Watch {
         );
         if self.crash == Crash::Kill || !is_told_by_next {
             self.cut(Place::Change(operation));
+        } else if let Some(pool) = &self.medium.pool {
+            // Flushes before this one had other files beside them than those of the next cut.
+            let mut state = self.state.lock();
+            state.follow(pool);
+            state.before_flush = None;
         }
     }
 }
@@ -165,6 +214,8 @@ pub fn live(
             cut_count: 0,
             operation: None,
             expectation: Arc::clone(start),
+            followed: None,
+            before_flush: None,
         }),
     });
     let mut living = Living {

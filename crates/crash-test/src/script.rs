@@ -24,6 +24,9 @@ pub struct ScriptedLife {
     /// Whether it was killed with the power on: nothing is lost yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_killed: bool,
+    /// Whether that was before the last flush in front of the cut.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_before_flush: bool,
 }
 
 /// Lives one after the other, each on what the crash before left; what the last crash left is opened and read.
@@ -91,7 +94,11 @@ fn replay(configuration: &'static Configuration, lives: &[ScriptedLife]) -> Repl
         };
         let is_last = number + 1 == lives.len();
         (medium, expectation) = if life.is_killed {
-            let left = Medium::killed(cut.pool, &cut.files);
+            let pool = match life.is_before_flush {
+                true => cut.before_flush,
+                false => cut.pool,
+            };
+            let left = Medium::killed(pool, &cut.files);
             (left, cut.expectation)
         } else {
             left_by(&cut, &life.losses, !is_last)

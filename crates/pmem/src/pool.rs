@@ -387,6 +387,10 @@ impl Pool {
     /// Clears what a crash left in the table, raises the floor, and hands the extent to its arena.
     fn adopt_extent(&self, header: &ExtentHeader, floor: u32, arena: Arena, table: RecoveredTable) {
         let table_offset = header.pool_offset + HEADER_PAGE_BYTES;
+        // The process before may have been killed between a store and its flush. This one has read what was stored, and
+        // builds on it.
+        self.flush(header.pool_offset, HEAD_BYTES as u64);
+        self.flush(table_offset, u64::from(header.unit_count) * 8);
         for unit in &table.dead {
             let offset = table_offset + u64::from(*unit) * 8;
             // The low half of a word is its generation, whatever its state.

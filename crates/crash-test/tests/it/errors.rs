@@ -32,6 +32,11 @@ fn failing_calls_beside_a_pool_lose_nothing() {
 }
 
 #[test]
+fn failing_calls_beside_a_pool_of_hikv_lose_nothing() {
+    fail_calls("hikv");
+}
+
+#[test]
 fn failing_calls_beside_a_journal_lose_nothing() {
     fail_calls("journal-power");
 }

@@ -77,6 +77,7 @@ fn a_life_has_the_same_cuts_in_every_run() {
                 cut: Some(cut),
                 losses: Vec::new(),
                 is_killed: false,
+                is_before_flush: false,
             }],
         }
     };

@@ -174,6 +174,10 @@ fn read_root(items: &Items, runs: &[Run]) -> Result<(u64, Vec<Table>)> {
         };
         tables.push(Table::new(run, place.lines_log2));
     }
+    // The process may have been killed between the store of a word and its flush. Now the tables that no word leads to
+    // any more are given back, so the words are durable first.
+    pool.flush(root.offset, root_len(header.partitions_log2));
+    pool.fence();
     Ok((root.offset, tables))
 }
 
