@@ -456,7 +456,7 @@ impl Store {
                 // failure it may have: then the files must stay.
                 if let Error::NoSpace { .. } = &error {
                     for number in added_numbers {
-                        self.tables.unregister(number, Vec::new());
+                        self.tables.unregister(number, &[]);
                     }
                 }
                 Err(error)
@@ -468,7 +468,7 @@ impl Store {
     pub(crate) fn remove_unlisted(&self, metadata: TableMetadata) {
         let number = metadata.file_number;
         drop(self.tables.register(metadata));
-        self.tables.unregister(number, Vec::new());
+        self.tables.unregister(number, &[]);
     }
 
     fn retire_tables(&self, dropped: Vec<TableMetadata>) {
@@ -492,7 +492,7 @@ impl Store {
                         .collect()
                 })
             };
-            self.tables.unregister(metadata.file_number, orphaned);
+            self.tables.unregister(metadata.file_number, &orphaned);
         }
     }
 

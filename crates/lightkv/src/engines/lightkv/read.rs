@@ -2,7 +2,6 @@
 //!
 //! Prefix tree, top leaf, frozen leaves, tables: newest first, full keys compared at every match, no lock.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -32,8 +31,6 @@ enum InTables {
     Cached(Found),
     /// The tables whose persistent leaves say that they have it, newest first.
     Candidates(Candidates),
-    /// Nothing yet: there are range deletions to be looked at.
-    BesideRanges,
 }
 
 /// Nearly always one or none, so the first needs no allocation.
@@ -69,24 +66,9 @@ fn look_in_tables(
 impl Store {
     /// The newest value of a key up to a sequence number.
     pub(crate) fn get(&self, key: &[u8], sequence_max: u64) -> Result<Option<Value>> {
-        let mut found = self.find(key, sequence_max);
-        if let Err(Error::Corruption { file, .. }) = &found
-            && self.has_lost_race_for(file)
-        {
-            found = self.find(key, sequence_max);
-        }
-        let value = found?;
+        let value = self.find(key, sequence_max)?;
         self.counters.get(value.is_some());
         Ok(value)
-    }
-
-    /// Whether a value file is gone because the key was overwritten: two merges in a row can retire it
-    /// between a get's look at the tables and its reading of the file. The next look finds the newer
-    /// value; if not, the file is really missing.
-    #[cold]
-    fn has_lost_race_for(&self, file: &Path) -> bool {
-        file.starts_with(self.directory.join("values"))
-            && self.vfs.exists(file).is_ok_and(|exists| !exists)
     }
 
     #[inline]
@@ -110,7 +92,7 @@ impl Store {
         let (hash, signature) = self.hash(key);
         // What has a smaller number was deleted with a whole range of keys.
         let mut deleted_below = 0;
-        let in_tables = 'looked: {
+        let candidates = {
             let guard = crossbeam_epoch::pin();
             // Under the guard: see `LightKv::wait_for_readers`.
             if self.health.is_closed() {
@@ -119,7 +101,8 @@ impl Store {
             let (_, view, ranges) = self.consistent_view(&guard, || self.route(key, &guard));
             if let Some(ranges) = ranges.list() {
                 if !RANGES {
-                    break 'looked InTables::BesideRanges;
+                    drop(guard);
+                    return self.find_beside_ranges(key, sequence_max);
                 }
                 deleted_below = ranges.deleted_below(key, sequence_max);
             }
@@ -138,14 +121,14 @@ impl Store {
                     }
                 }
             }
-            look_in_tables(&view.tables, key, hash, sequence_max)?
+            match look_in_tables(&view.tables, key, hash, sequence_max)? {
+                // The guard keeps the table and with it a value file.
+                InTables::Cached(found) => return self.value_of(found, deleted_below),
+                InTables::Candidates(candidates) => candidates,
+            }
         };
-        // The guard is gone: a read of the SSD must not hold up the reclaiming of memory.
-        let candidates = match in_tables {
-            InTables::Cached(found) => return self.value_of(found, deleted_below),
-            InTables::Candidates(candidates) => candidates,
-            InTables::BesideRanges => return self.find_beside_ranges(key, sequence_max),
-        };
+        // The guard is gone: a read of the SSD must not hold up the reclaiming of memory. Each candidate keeps its
+        // files.
         for (table, probe) in candidates.first.into_iter().chain(candidates.more) {
             let reader = table.reader()?;
             if let Some(found) = reader.get_probed(probe, key, hash, sequence_max)? {

@@ -244,6 +244,7 @@ pub(crate) mod tests {
             shared: Arc::new(TableShared::new(0, 1)),
             store_identity: 1,
             live: Mutex::default(),
+            values: Mutex::default(),
             discarded: Mutex::default(),
         });
         (1..)

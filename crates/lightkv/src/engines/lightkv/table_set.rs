@@ -1,9 +1,10 @@
-//! The store's sorted tables as the engine sees them: opened when first read, deleted after the last use.
+//! The store's sorted tables as the engine sees them, and the value files that they refer to: tables are opened when
+//! first read, and files of both kinds are deleted after the last use.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use lightkv_table::{IteratorOptions, TableIterator, TableOptions, TableReader, TableShared};
 use lightkv_vfs::Vfs;
@@ -23,17 +24,19 @@ pub(crate) struct TableContext {
     pub(crate) store_identity: u64,
     /// The tables that the manifest names.
     pub(crate) live: Mutex<HashMap<u64, Arc<Table>>>,
-    /// Tables that nobody reads any more and no manifest names.
+    /// The value files that some table in memory refers to.
+    pub(crate) values: Mutex<HashMap<u64, Weak<ValueFile>>>,
+    /// Tables and value files that nobody reads any more and no manifest names.
     pub(crate) discarded: Mutex<Vec<Discarded>>,
 }
 
-/// What is left of a table after its last reader. Removing and closing a file can take a hundred
+/// What is left of a table or a value file after its last reader. Removing and closing a file can take a hundred
 /// milliseconds, and the last reader may be anybody who lets go of an old view: a get, a put that holds a
 /// partition's lock. So it is done by the background threads.
 #[derive(Debug)]
 pub(crate) struct Discarded {
     reader: Option<Arc<TableReader>>,
-    paths: Vec<PathBuf>,
+    path: PathBuf,
 }
 
 impl TableContext {
@@ -45,14 +48,35 @@ impl TableContext {
             .clone()
     }
 
-    /// Tells that the durable manifest does not name a table, and which value files it was the last to
-    /// reference: its files go with its last reader.
-    pub(crate) fn unregister(&self, file_number: u64, orphaned_values: Vec<u64>) {
-        // Dropped after the lock: the last holder removes files.
+    /// Tells that the durable manifest does not name a table, and which of its value files no table of the
+    /// manifest refers to: files go with their last reader.
+    pub(crate) fn unregister(&self, file_number: u64, orphaned_values: &[u64]) {
+        // Dropped after the lock: the last holder discards files.
         let table = self.live.lock().remove(&file_number);
         if let Some(table) = table {
             table.retire(orphaned_values);
         }
+    }
+
+    /// The value files that a table refers to; the same ones for every table.
+    fn values(self: &Arc<Self>, references: &[u64]) -> Vec<Arc<ValueFile>> {
+        if references.is_empty() {
+            return Vec::new();
+        }
+        let mut values = self.values.lock();
+        let mut held = |&number: &u64| {
+            let known = values.get(&number).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                let value = Arc::new(ValueFile {
+                    file_number: number,
+                    context: self.clone(),
+                    obsolete: AtomicBool::new(false),
+                });
+                values.insert(number, Arc::downgrade(&value));
+                value
+            })
+        };
+        references.iter().map(&mut held).collect()
     }
 
     /// Forgets all tables when the store goes away: each of them holds this context, so none of them,
@@ -67,15 +91,13 @@ impl TableContext {
     /// Removes the files of discarded tables. May take long; for background threads.
     pub(crate) fn remove_discarded(&self) {
         let discarded = std::mem::take(&mut *self.discarded.lock());
-        for table in discarded {
-            if let Some(reader) = table.reader {
+        for file in discarded {
+            if let Some(reader) = file.reader {
                 reader.forget_blocks();
             }
-            for path in table.paths {
-                // A file that cannot be removed is removed at the next open: no manifest names it.
-                if let Err(error) = self.vfs.remove_file(&path) {
-                    tracing::warn!(path = %path.display(), %error, "cannot remove an obsolete file");
-                }
+            // A file that cannot be removed is removed at the next open: no manifest names it.
+            if let Err(error) = self.vfs.remove_file(&file.path) {
+                tracing::warn!(path = %file.path.display(), %error, "cannot remove an obsolete file");
             }
         }
     }
@@ -114,19 +136,19 @@ pub(crate) struct Table {
     opening: Mutex<()>,
     /// No manifest names it any more: the file goes with the last holder.
     obsolete: AtomicBool,
-    /// Value files that lost their last reference with this table; they go with it.
-    orphaned_values: Mutex<Vec<u64>>,
+    /// What it refers to stays as long as it does.
+    values: Vec<Arc<ValueFile>>,
 }
 
 impl Table {
     fn new(metadata: TableMetadata, context: Arc<TableContext>) -> Arc<Self> {
         Arc::new(Self {
+            values: context.values(&metadata.references),
             metadata,
             context,
             reader: std::sync::OnceLock::new(),
             opening: Mutex::new(()),
             obsolete: AtomicBool::new(false),
-            orphaned_values: Mutex::new(Vec::new()),
         })
     }
 
@@ -189,27 +211,56 @@ impl Table {
             .map_or(0, |reader| reader.resident_index_bytes() as u64)
     }
 
-    fn retire(&self, orphaned_values: Vec<u64>) {
-        *self.orphaned_values.lock() = orphaned_values;
+    fn retire(&self, orphaned_values: &[u64]) {
+        for value in &self.values {
+            if orphaned_values.contains(&value.file_number) {
+                value.obsolete.store(true, Ordering::Release);
+            }
+        }
         self.obsolete.store(true, Ordering::Release);
     }
 }
 
 impl Drop for Table {
     fn drop(&mut self) {
-        if !self.obsolete.load(Ordering::Acquire) {
-            return;
+        if self.obsolete.load(Ordering::Acquire) {
+            self.context.discarded.lock().push(Discarded {
+                reader: self.reader.take(),
+                path: table_path(&self.context.directory, self.metadata.file_number),
+            });
         }
-        let directory = &self.context.directory;
-        let values = self.orphaned_values.get_mut().iter();
-        let mut paths: Vec<PathBuf> = values
-            .map(|&number| value_path(directory, number))
-            .collect();
-        paths.push(table_path(directory, self.metadata.file_number));
-        self.context.discarded.lock().push(Discarded {
-            reader: self.reader.take(),
-            paths,
-        });
+    }
+}
+
+/// One value file, held by each table in memory that refers to it.
+///
+/// INVARIANT: its file is there as long as a table is that refers to it, also one that no manifest names any more: a
+/// reader or a checkpoint that holds the table may still want the value.
+#[derive(Debug)]
+pub(crate) struct ValueFile {
+    file_number: u64,
+    context: Arc<TableContext>,
+    /// No table that a manifest names refers to it any more: the file goes with the last holder.
+    obsolete: AtomicBool,
+}
+
+impl Drop for ValueFile {
+    fn drop(&mut self) {
+        let mut values = self.context.values.lock();
+        // Unless a table has come that refers to it, between the last holder's end and this.
+        if values
+            .get(&self.file_number)
+            .is_some_and(|value| value.strong_count() == 0)
+        {
+            values.remove(&self.file_number);
+        }
+        drop(values);
+        if self.obsolete.load(Ordering::Acquire) {
+            self.context.discarded.lock().push(Discarded {
+                reader: None,
+                path: value_path(&self.context.directory, self.file_number),
+            });
+        }
     }
 }
 
@@ -235,36 +286,95 @@ mod tests {
     use super::*;
     use lightkv_vfs::{MemoryVfs, OpenMode};
 
+    struct Files {
+        vfs: MemoryVfs,
+        context: Arc<TableContext>,
+    }
+
+    impl Files {
+        /// Empty ones.
+        fn new(paths: &[PathBuf]) -> Self {
+            let vfs = MemoryVfs::new();
+            let directory = Path::new(STORE);
+            for name in ["", "tables", "values"] {
+                vfs.create_directory(&directory.join(name)).unwrap();
+            }
+            for path in paths {
+                vfs.open(path, OpenMode::CreateNew).unwrap();
+            }
+            let context = Arc::new(TableContext {
+                vfs: Arc::new(vfs.clone()),
+                directory: directory.into(),
+                options: TableOptions::default(),
+                shared: Arc::new(TableShared::new(0, 1)),
+                store_identity: 1,
+                live: Mutex::default(),
+                values: Mutex::default(),
+                discarded: Mutex::default(),
+            });
+            Self { vfs, context }
+        }
+
+        fn register(&self, file_number: u64, references: &[u64]) -> Arc<Table> {
+            self.context.register(TableMetadata {
+                file_number,
+                references: references.to_vec(),
+                ..TableMetadata::default()
+            })
+        }
+
+        fn exist(&self, paths: &[PathBuf]) -> Vec<bool> {
+            let exists = |path: &PathBuf| self.vfs.exists(path).unwrap();
+            paths.iter().map(exists).collect()
+        }
+    }
+
+    const STORE: &str = "/store";
+
     /// Whoever reads a table last must not have to wait for the file system.
     #[test]
     fn the_last_reader_leaves_the_files_to_the_background() {
-        let vfs = MemoryVfs::new();
-        let directory = Path::new("/store");
-        for name in ["", "tables", "values"] {
-            vfs.create_directory(&directory.join(name)).unwrap();
-        }
+        let directory = Path::new(STORE);
         let paths = [table_path(directory, 7), value_path(directory, 8)];
-        for path in &paths {
-            vfs.open(path, OpenMode::CreateNew).unwrap();
-        }
-        let context = Arc::new(TableContext {
-            vfs: Arc::new(vfs.clone()),
-            directory: directory.into(),
-            options: TableOptions::default(),
-            shared: Arc::new(TableShared::new(0, 1)),
-            store_identity: 1,
-            live: Mutex::default(),
-            discarded: Mutex::default(),
-        });
-        let reader = context.register(TableMetadata {
-            file_number: 7,
-            ..TableMetadata::default()
-        });
-        context.unregister(7, vec![8]);
-        context.remove_discarded();
+        let files = Files::new(&paths);
+        let reader = files.register(7, &[8]);
+        files.context.unregister(7, &[8]);
+        files.context.remove_discarded();
         drop(reader);
-        assert!(paths.iter().all(|path| vfs.exists(path).unwrap()));
-        context.remove_discarded();
-        assert!(!paths.iter().any(|path| vfs.exists(path).unwrap()));
+        assert_eq!(files.exist(&paths), [true, true]);
+        files.context.remove_discarded();
+        assert_eq!(files.exist(&paths), [false, false]);
+        assert!(files.context.values.lock().is_empty());
+    }
+
+    /// A merge writes a table anew, a range deletion drops the new one: a checkpoint that holds the old one still wants
+    /// what both refer to.
+    #[test]
+    fn a_value_file_stays_as_long_as_any_table_that_refers_to_it() {
+        let value = [value_path(Path::new(STORE), 8)];
+        let files = Files::new(&value);
+        let checkpoint = files.register(7, &[8]);
+        drop(files.register(9, &[8]));
+        files.context.unregister(7, &[]);
+        files.context.unregister(9, &[8]);
+        files.context.remove_discarded();
+        assert_eq!(files.exist(&value), [true]);
+        drop(checkpoint);
+        files.context.remove_discarded();
+        assert_eq!(files.exist(&value), [false]);
+    }
+
+    /// A table whose installation failed goes without what it refers to.
+    #[test]
+    fn a_value_file_that_is_referred_to_outlives_a_table() {
+        let value = [value_path(Path::new(STORE), 8)];
+        let files = Files::new(&value);
+        let old = files.register(7, &[8]);
+        drop(files.register(9, &[8]));
+        files.context.unregister(9, &[]);
+        drop(old);
+        files.context.forget_all();
+        assert_eq!(files.exist(&value), [true]);
+        assert!(files.context.values.lock().is_empty());
     }
 }

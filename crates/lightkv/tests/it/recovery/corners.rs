@@ -9,7 +9,7 @@ use lightkv::{Db, Error};
 use lightkv_vfs::{DirectoryEntry, FileLock, MemoryVfs, OpenMode, Operation, Vfs, VfsFile};
 use parking_lot::Mutex;
 
-use super::{Map, Medium, assert_holds, collect, key, put_all, value, wait_until};
+use super::{Map, Medium, assert_holds, key, put_all, value, wait_until};
 
 #[test]
 fn a_full_buffer_is_an_error_after_a_while_and_writes_go_on_when_it_empties() {
@@ -52,7 +52,7 @@ fn a_full_buffer_is_an_error_after_a_while_and_writes_go_on_when_it_empties() {
     }
 }
 
-/// Overtakes a get: when the first value file is opened, it is replaced.
+/// What overtakes a get or a checkpoint that has looked at the tables, before it comes to a value's file.
 #[derive(Default)]
 struct Overtaker(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
@@ -62,7 +62,18 @@ impl std::fmt::Debug for Overtaker {
     }
 }
 
-/// A file system that calls an [`Overtaker`] before it opens a value file for reading.
+impl Overtaker {
+    fn overtake(&self, path: &Path) {
+        if path.starts_with("/store/values") {
+            let overtake = self.0.lock().take();
+            if let Some(overtake) = overtake {
+                overtake();
+            }
+        }
+    }
+}
+
+/// A file system that calls an [`Overtaker`] before it opens a value file for reading, or gives one a second name.
 #[derive(Debug)]
 struct OvertakingVfs {
     inner: MemoryVfs,
@@ -71,11 +82,8 @@ struct OvertakingVfs {
 
 impl Vfs for OvertakingVfs {
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>> {
-        if mode == OpenMode::Read && path.starts_with("/store/values") {
-            let overtake = self.overtaker.0.lock().take();
-            if let Some(overtake) = overtake {
-                overtake();
-            }
+        if mode == OpenMode::Read {
+            self.overtaker.overtake(path);
         }
         self.inner.open(path, mode)
     }
@@ -93,6 +101,7 @@ impl Vfs for OvertakingVfs {
     }
 
     fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.overtaker.overtake(from);
         self.inner.hard_link(from, to)
     }
 
@@ -121,10 +130,10 @@ fn value_files(vfs: &MemoryVfs) -> usize {
     vfs.list("/store/values".as_ref()).unwrap().len()
 }
 
-/// Two merges between a get's look at the tables and its reading of a value's file retire that file: the get
-/// holds the first table, but the second was the last to name the file.
-#[test]
-fn a_get_that_merges_overtake_looks_again() {
+/// A store with one value in a file of its own under the key `large`, and what is to overtake its next reader: a merge
+/// that writes the table anew, and one that drops the value. The first reader holds the first table, but the
+/// second was the last that the manifest named for the file.
+fn store_with_overtaker() -> (Medium, Db, Arc<Overtaker>) {
     let medium = Medium::with_journal();
     let overtaker = Arc::new(Overtaker::default());
     let vfs = OvertakingVfs {
@@ -136,7 +145,7 @@ fn a_get_that_merges_overtake_looks_again() {
     db.flush().unwrap();
     assert_eq!(value_files(&medium.vfs), 1);
     let overtake = {
-        let (db, vfs): (Db, MemoryVfs) = (db.clone(), medium.vfs.clone());
+        let db = db.clone();
         move || {
             let merge = |key: &[u8], value: &[u8]| {
                 db.put(key, value).unwrap();
@@ -145,20 +154,46 @@ fn a_get_that_merges_overtake_looks_again() {
             };
             merge(b"other", b"value");
             merge(b"large", b"no longer");
-            wait_until(|| {
-                let _ = db.get(b"other");
+            // Each removes what nobody holds.
+            for number in 0..20 {
+                db.put(b"other", value(number, 10)).unwrap();
                 db.flush().unwrap();
-                value_files(&vfs) == 0
-            });
+            }
         }
     };
     *overtaker.0.lock() = Some(Box::new(overtake));
+    (medium, db, overtaker)
+}
+
+fn assert_value_file_goes(medium: &Medium, db: &Db) {
+    wait_until(|| {
+        db.put(b"other", b"value").unwrap();
+        db.flush().unwrap();
+        value_files(&medium.vfs) == 0
+    });
+}
+
+#[test]
+fn a_get_that_merges_overtake_has_its_value() {
+    let (medium, db, overtaker) = store_with_overtaker();
+    assert!(db.get(b"large").unwrap().as_deref() == Some(&value(1, 5000)[..]));
+    assert!(overtaker.0.lock().is_none(), "no value file was read");
     assert_eq!(
         db.get(b"large").unwrap().as_deref(),
         Some(&b"no longer"[..])
     );
-    assert!(overtaker.0.lock().is_none(), "no value file was read");
-    assert_eq!(collect(&db).len(), 2);
+    assert_value_file_goes(&medium, &db);
+}
+
+#[test]
+fn a_checkpoint_that_merges_overtake_is_whole() {
+    let (medium, db, overtaker) = store_with_overtaker();
+    db.checkpoint("/copy").unwrap();
+    assert!(overtaker.0.lock().is_none(), "no value file was linked");
+    let copy = medium.copy_options().open("/copy").unwrap();
+    copy.verify().unwrap();
+    assert_holds(&copy, &Map::from([(b"large".to_vec(), value(1, 5000))]));
+    assert_value_file_goes(&medium, &db);
 }
 
 /// A checkpoint that was acknowledged is a store after a power loss, whole, whichever names and bytes the loss took;

@@ -83,6 +83,7 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
         shared: Arc::new(TableShared::new(sizes.cache_bytes, options.max_open_files)),
         store_identity: state.store_identity,
         live: Mutex::new(HashMap::new()),
+        values: Mutex::default(),
         discarded: Mutex::new(Vec::new()),
     });
     let buffer = media::open_buffer(&state, &sizes, options)?;
