@@ -13,7 +13,7 @@ impl Store {
     /// Checks every table, every unflushed record's way to its index, and every value file referred to.
     pub(crate) fn verify(&self) -> Result<VerifyReport> {
         let mut report = VerifyReport::default();
-        let mut value_files = BTreeSet::new();
+        let mut held_files = BTreeSet::new();
         // Held to the end: a value file goes with the last table that refers to it.
         let tables = self.tables.all();
         for table in &tables {
@@ -21,7 +21,7 @@ impl Store {
             report.tables += 1;
             report.table_entries += summary.entries;
             report.table_bytes += table.metadata.file_len_bytes;
-            value_files.extend(table.metadata.references.iter().copied());
+            held_files.extend(table.metadata.references.iter().copied());
             if summary.entries != table.metadata.entries {
                 return Err(Error::Corruption {
                     file: table.reader()?.path().to_path_buf(),
@@ -33,14 +33,13 @@ impl Store {
                 });
             }
         }
-        value_files.extend(self.verify_buffer(&mut report)?);
-        for number in value_files {
+        let buffered_files = self.verify_buffer(&mut report)?;
+        for &number in held_files.union(&buffered_files) {
             let path = value_path(&self.directory, number);
             match value_file::verify(self.vfs.as_ref(), &path, self.tables.store_identity, number) {
                 Ok(()) => report.value_files += 1,
-                // Meanwhile the record may have been replaced, or two merges have dropped the value: the
-                // table we hold was not its last.
-                Err(_) if !self.is_value_referenced(number)? => {}
+                // Meanwhile the record may have been replaced.
+                Err(_) if !held_files.contains(&number) && !self.is_value_referenced(number)? => {}
                 Err(error) => return Err(error),
             }
         }
