@@ -34,8 +34,11 @@ FLAGS = [
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--executions", type=int, default=100_000_000, help="over all targets")
+    parser.add_argument("--executions", type=int, default=100_000_000, help="over all targets that are run")
     parser.add_argument("--target", action="append", help="only this one; may be repeated")
+    parser.add_argument(
+        "--share", action="store_true", help="each target gets what it would get if all were run"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="targets side by side")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--corpus", type=pathlib.Path, default=ROOT / "target/fuzz/corpus")
@@ -117,6 +120,7 @@ def main() -> None:
     options = arguments()
     binary = build()
     targets = listed(binary)
+    weights = sum(target["weight"] for target in targets)
     if options.target:
         unknown = set(options.target) - {target["name"] for target in targets}
         if unknown:
@@ -124,7 +128,8 @@ def main() -> None:
         targets = [target for target in targets if target["name"] in options.target]
     environment = {**os.environ, "LIGHTKV_FUZZ_SEEDS": str(options.corpus)}
     subprocess.run([binary], env=environment, check=True)
-    weights = sum(target["weight"] for target in targets)
+    if not options.share:
+        weights = sum(target["weight"] for target in targets)
     begin = time.monotonic()
     results = {}
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:

@@ -75,6 +75,14 @@ def explorer(*arguments: str) -> list[str]:
 
 def has_nightly() -> bool:
     """Whether there is a compiler with Miri and the address sanitizer; installed where rustup can reach it."""
+    listed = ["rustup", "component", "list", "--toolchain", "nightly", "--installed"]
+    try:
+        present = subprocess.run(listed, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True).stdout
+        # Asked to install what is there, rustup would fetch the nightly of today.
+        if "rust-src" in present and "miri" in present:
+            return True
+    except (OSError, subprocess.CalledProcessError):
+        pass
     install = ["rustup", "toolchain", "install", "nightly", "--profile", "minimal"]
     try:
         subprocess.run(
@@ -102,11 +110,12 @@ def models() -> list[Part]:
         # Pools of the tests are in temporary files, and the clock is read.
         {"MIRIFLAGS": "-Zmiri-disable-isolation", **own_build("miri")}, counts_tests=True, needs_nightly=True,
     ))
-    # Not that of threads: it knows nothing of fences, of which the epochs and the version locks consist.
+    # Not that of threads: it knows nothing of fences, of which the epochs and the version locks consist. The standard library
+    # is the one that comes with the compiler: what of it is generic is built with the sanitizer, and all of it allocates there.
     parts.append(Part(
         "models", "address sanitizer",
         [
-            "cargo", "+nightly", "test", "-Zbuild-std", "--locked", "--target", target, "--lib",
+            "cargo", "+nightly", "test", "--locked", "--target", target, "--lib",
             "-p", "lightkv-pmem", "-p", "lightkv",
         ],
         {"RUSTFLAGS": "-Zsanitizer=address", **own_build("address-sanitizer")}, counts_tests=True, needs_nightly=True,
@@ -114,7 +123,7 @@ def models() -> list[Part]:
     return parts
 
 
-def long_form(seed: int) -> list[Part]:
+def long_form(seed: int, fuzz_targets: list[str]) -> list[Part]:
     """Cheap ones first."""
     parts = []
     test = lambda target, *names: cargo_test("lightkv", target, list(names), True)
@@ -138,9 +147,9 @@ def long_form(seed: int) -> list[Part]:
                 "power losses", f"{system} {half}", test("kill", f"synced_writes_survive_power_losses_on_{system}"),
                 {"LIGHTKV_POWER_LOSSES": "500", "LIGHTKV_KILL_SEED": str(seed + half)},
             ))
-    for medium in ("journal", "pool"):
+    for name, medium in (("journal", "a_journal"), ("pool", "a_pool"), ("hikv", "hash_tables")):
         parts.append(Part(
-            "histories", medium, test("it", f"linearizability::histories_with_a_{medium}_have_an_order"),
+            "histories", name, test("it", f"linearizability::histories_with_{medium}_have_an_order"),
             {"LIGHTKV_HISTORIES": "5000", "LIGHTKV_HISTORIES_SEED": str(seed)},
         ))
     for name in FAILING:
@@ -182,10 +191,18 @@ def long_form(seed: int) -> list[Part]:
             "--second-crash-every", "100", "--files-outcomes", "16", "--threads", "1",
         ), is_pinned=True))
     parts.extend(models())
-    parts.append(Part("fuzzing", "all targets", [
-        "python3", "tools/fuzz/run.py", "--executions", "100000000", "--seed", str(seed), "--jobs", "1",
-    ], is_pinned=True))
+    parts.append(fuzzing(seed, fuzz_targets))
     return parts
+
+
+def fuzzing(seed: int, targets: list[str]) -> Part:
+    """Every target, or some with the share that they have of all."""
+    only = [word for target in targets for word in ("--target", target)]
+    share = ["--share"] if targets else []
+    return Part("fuzzing", " ".join(targets) or "all targets", [
+        "python3", "tools/fuzz/run.py", *only, *share,
+        "--executions", "100000000", "--seed", str(seed), "--jobs", "1",
+    ], is_pinned=True)
 
 
 def short_form() -> list[Part]:
@@ -326,6 +343,10 @@ def arguments() -> argparse.Namespace:
     form.add_argument("--long", action="store_true", help="hours; needs root, mkfs.ext4, mkfs.xfs and loop devices")
     form.add_argument("--gather", action="store_true", help="only write the counts of what has finished, and the page")
     parser.add_argument("--only", action="append", help="a check, or CHECK/PART; may be repeated")
+    parser.add_argument(
+        "--fuzz-target", action="append", default=[],
+        help="only this target, with its share of the executions; may be repeated",
+    )
     parser.add_argument("--again", action="store_true", help="also what has finished")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
@@ -366,7 +387,7 @@ def run_and_keep(part: Part, options: argparse.Namespace, processors: queue.Simp
 def main() -> None:
     options = arguments()
     options.results.mkdir(parents=True, exist_ok=True)
-    parts = short_form() if options.short else long_form(options.seed)
+    parts = short_form() if options.short else long_form(options.seed, options.fuzz_target)
     for part in parts if options.seconds else []:
         if part.check == "crashes":
             part.command += ["--seconds", str(options.seconds)]

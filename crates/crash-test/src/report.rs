@@ -146,7 +146,7 @@ const CHECKS: [Check; 9] = [
     Check {
         name: "histories",
         title: "Histories of several threads",
-        columns: &["histories", "calls", "crashes"],
+        columns: &["histories", "calls", "range deletions", "crashes"],
     },
     Check {
         name: "sequences",

@@ -1,11 +1,15 @@
 //! Histories of several threads, recorded and then put into an order: every operation must look as if it had
 //! happened at one moment between its call and its return, also across crashes.
 //!
-//! A *round* is one history: threads put, delete, write batches, get, scan and take snapshots of a few keys while
-//! others flush and merge. Each key is checked by itself (`checker.rs`). Across keys two things must hold: the
-//! keys of a *group* are only written by batches of all of them, so a scan or a snapshot sees one batch in
-//! all of them; and so does an open after a crash. A scan counts as a read of every key between its call and its
+//! A *round* is one history: threads put, delete, write batches, delete ranges, get, scan and take snapshots of a few keys
+//! while others flush and merge. Each key is checked by itself (`checker.rs`), then all keys together, but for gets:
+//! a get of one key and one of another may see a part of a batch between them. What batches and range deletions did to their
+//! keys, and what scans and snapshots saw of all keys, has one order, of which an open after a crash finds a moment. For a
+//! message that is easier to read, the keys of a *group* are only written all at once, so whoever sees parts of a
+//! write is seen at once. A scan counts as a read of every key between its call and its
 //! first entry's; a snapshot's reads, whenever they are made, count as made when the snapshot was.
+//!
+//! A range deletion of the engine `hikv` is no more than a deletion of each of its keys, and of the group at once.
 //!
 //! Some rounds end in a crash, of three kinds. A *kill* of a store with an emulated pool takes its image in
 //! the middle of the writes. A kill of a store with a journal waits for the calls that run (files in memory cannot
@@ -19,6 +23,8 @@
 mod checker;
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
@@ -29,7 +35,7 @@ use lightkv_vfs::{MemoryVfs, Operation};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use checker::{Action, CALLS_MAX, Call, Content, is_linearizable, table};
+use checker::{Action, Call, Content, OfKey, OfStore, is_linearizable, table};
 
 /// Rounds of each test without `LIGHTKV_HISTORIES`.
 const ROUNDS: u64 = 60;
@@ -39,7 +45,7 @@ const THREADS: u64 = 4;
 const STEPS: usize = 14;
 /// Keys that are written one by one, or in any batch.
 const SINGLE_KEYS: usize = 3;
-/// Keys that only batches of all of them write.
+/// Keys that only batches and range deletions of all of them write.
 const GROUP_KEYS: usize = 3;
 const KEYS: usize = SINGLE_KEYS + GROUP_KEYS;
 /// A store is given up after so many rounds and a new one made.
@@ -142,6 +148,18 @@ fn key(number: usize) -> Vec<u8> {
     vec![b'a' + number as u8 * 4, b'k']
 }
 
+/// Keys that a range deletion deletes: of the group all or none.
+fn span(random: &mut StdRng) -> Range<usize> {
+    let begin = random.random_range(0..=SINGLE_KEYS);
+    let has_group = begin == SINGLE_KEYS || random.random_range(0..2) == 0;
+    let end = if has_group {
+        KEYS
+    } else {
+        random.random_range(begin + 1..=SINGLE_KEYS)
+    };
+    begin..end
+}
+
 fn value(number: u64, random: &mut StdRng) -> Vec<u8> {
     let len = match random.random_range(0..40) {
         0 => 3000,
@@ -169,12 +187,51 @@ struct Round {
     /// Held for reading during each call where a crash may not come in the middle of one.
     gate: RwLock<()>,
     gated: bool,
+    /// Whether a write that returned survives a power loss without a sync.
+    is_durable_at_once: bool,
     stop: AtomicBool,
     seed: u64,
 }
 
-/// A call with its key; a key may be in several calls of one operation.
-type Calls = Vec<(usize, Call)>;
+/// What a call wrote and read, each with the key's number. No call does both.
+#[derive(Clone, Debug)]
+struct Recorded {
+    written: Vec<(usize, Content)>,
+    read: Vec<(usize, Content)>,
+    begin: u64,
+    end: u64,
+    is_range_deletion: bool,
+}
+
+impl Recorded {
+    /// What it did to one key.
+    fn on_key(&self, at: usize) -> Option<OfKey> {
+        let of = |list: &[(usize, Content)]| list.iter().find(|(key, _)| *key == at).copied();
+        let written = of(&self.written).map(|(_, content)| OfKey::Write(content));
+        written.or_else(|| of(&self.read).map(|(_, content)| OfKey::Read(content)))
+    }
+
+    /// What it did to all keys, moment by moment; nothing if it read some of them only.
+    fn on_store(&self, has_atomic_ranges: bool) -> Vec<OfStore> {
+        let read: Vec<Content> = self.read.iter().map(|(_, content)| *content).collect();
+        if let Ok(read) = <[Content; KEYS]>::try_from(read) {
+            return vec![OfStore::Read(read)];
+        }
+        let is_atomic = has_atomic_ranges || !self.is_range_deletion;
+        let keys_at_a_moment = if is_atomic { KEYS } else { 1 };
+        let parts = self.written.chunks(keys_at_a_moment);
+        parts.map(|part| OfStore::Write(part.to_vec())).collect()
+    }
+
+    fn is_write(&self) -> bool {
+        !self.written.is_empty()
+    }
+
+    /// How many keys it wrote or read.
+    fn keys(&self) -> usize {
+        self.written.len() + self.read.len()
+    }
+}
 
 impl Round {
     /// SeqCst: the order of the ticks must not be in doubt.
@@ -185,7 +242,7 @@ impl Round {
     /// Does something, and records what it says it did. A write that fails may have happened.
     fn record(
         &self,
-        calls: &mut Calls,
+        operations: &mut Vec<Recorded>,
         write: &[(usize, Content)],
         operate: impl FnOnce(&Db) -> lightkv::Result<Vec<(usize, Content)>>,
     ) {
@@ -197,36 +254,27 @@ impl Round {
         let answer = operate(&self.db);
         let end = self.tick();
         drop(gate);
-        let reads = answer.expect("nothing fails here");
-        let written = write
-            .iter()
-            .map(|&(key, content)| (key, Action::Write(content)));
-        let read = reads
-            .into_iter()
-            .map(|(key, content)| (key, Action::Read(content)));
-        calls.extend(written.chain(read).map(|(key, action)| {
-            let call = Call {
-                action,
-                begin,
-                end: Some(end),
-                is_durable: false,
-            };
-            (key, call)
-        }));
+        operations.push(Recorded {
+            written: write.to_vec(),
+            read: answer.expect("nothing fails here"),
+            begin,
+            end,
+            is_range_deletion: false,
+        });
     }
 
-    fn step(&self, random: &mut StdRng, calls: &mut Calls) {
+    fn step(&self, random: &mut StdRng, operations: &mut Vec<Recorded>) {
         let single = random.random_range(0..SINGLE_KEYS);
         let any = random.random_range(0..KEYS);
         let number = self.numbers.fetch_add(1, Ordering::SeqCst);
-        match random.random_range(0..20) {
+        match random.random_range(0..21) {
             0..5 => {
                 let value = value(number, random);
-                self.record(calls, &[(single, Some(number))], |db| {
+                self.record(operations, &[(single, Some(number))], |db| {
                     db.put(key(single), &value).map(|()| vec![])
                 });
             }
-            5..7 => self.record(calls, &[(single, None)], |db| {
+            5..7 => self.record(operations, &[(single, None)], |db| {
                 db.delete(key(single)).map(|()| vec![])
             }),
             7..10 => {
@@ -243,15 +291,15 @@ impl Round {
                 }
                 let written = (!is_delete).then_some(number);
                 let written: Vec<_> = keys.iter().map(|&at| (at, written)).collect();
-                self.record(calls, &written, |db| db.write(batch).map(|()| vec![]));
+                self.record(operations, &written, |db| db.write(batch).map(|()| vec![]));
             }
-            10..15 => self.record(calls, &[], |db| {
+            10..15 => self.record(operations, &[], |db| {
                 let found = db.get(key(any))?;
                 Ok(vec![(any, found.as_deref().and_then(content))])
             }),
             15..17 => {
                 let backward = random.random_range(0..2) == 0;
-                self.record(calls, &[], |db| {
+                self.record(operations, &[], |db| {
                     let scan = db.scan(..);
                     let found = if backward {
                         contents(scan.rev())?
@@ -262,8 +310,9 @@ impl Round {
                     Ok(found.into_iter().enumerate().collect())
                 });
             }
-            17..19 => self.snapshot(random, calls),
-            _ => self.record(calls, &[], |db| {
+            17..19 => self.snapshot(random, operations),
+            19 => self.delete_range(random, operations),
+            _ => self.record(operations, &[], |db| {
                 match any {
                     0 => db.flush()?,
                     1 => db.compact(..)?,
@@ -274,20 +323,33 @@ impl Round {
         }
     }
 
+    fn delete_range(&self, random: &mut StdRng, operations: &mut Vec<Recorded>) {
+        let span = span(random);
+        let (lower, upper) = (key(span.start), key(span.end));
+        let written: Vec<_> = span.map(|at| (at, None)).collect();
+        let before = operations.len();
+        self.record(operations, &written, |db| {
+            db.delete_range(&lower[..]..&upper[..]).map(|()| vec![])
+        });
+        for operation in &mut operations[before..] {
+            operation.is_range_deletion = true;
+        }
+    }
+
     /// A snapshot that is read later than it was made.
-    fn snapshot(&self, random: &mut StdRng, calls: &mut Calls) {
+    fn snapshot(&self, random: &mut StdRng, operations: &mut Vec<Recorded>) {
         let gate = self.gated.then(|| self.gate.read().expect("no panic"));
         if self.stop.load(Ordering::SeqCst) {
             return;
         }
         let begin = self.tick();
         let snapshot = self.db.snapshot();
-        let end = Some(self.tick());
+        let end = self.tick();
         drop(gate);
         if random.random_range(0..2) == 0 {
             std::thread::yield_now();
         }
-        let mut found = vec![None; KEYS];
+        let mut found = [None; KEYS];
         for (at, found) in found.iter_mut().enumerate() {
             let value = snapshot.get(key(at)).expect("a get");
             *found = value.as_deref().and_then(content);
@@ -295,15 +357,13 @@ impl Round {
         self.check_group(&found, "a snapshot");
         let again = contents(snapshot.scan(..)).expect("a scan");
         assert_eq!(again, found, "seed {}: a snapshot changes", self.seed);
-        calls.extend(found.into_iter().enumerate().map(|(at, content)| {
-            let call = Call {
-                action: Action::Read(content),
-                begin,
-                end,
-                is_durable: false,
-            };
-            (at, call)
-        }));
+        operations.push(Recorded {
+            written: vec![],
+            read: found.into_iter().enumerate().collect(),
+            begin,
+            end,
+            is_range_deletion: false,
+        });
     }
 
     /// All keys of the group are as one batch left them.
@@ -320,49 +380,84 @@ impl Round {
 /// The content of every key, from a scan of everything in either direction.
 fn contents(
     scan: impl Iterator<Item = lightkv::Result<(lightkv::Key, lightkv::Value)>>,
-) -> lightkv::Result<Vec<Content>> {
+) -> lightkv::Result<[Content; KEYS]> {
     let by_key: BTreeMap<Vec<u8>, Content> = scan
         .map(|entry| entry.map(|(key, value)| (key.to_vec(), content(&value))))
         .collect::<lightkv::Result<_>>()?;
-    Ok((0..KEYS)
-        .map(|at| by_key.get(&key(at)).copied().flatten())
-        .collect())
+    Ok(std::array::from_fn(|at| {
+        by_key.get(&key(at)).copied().flatten()
+    }))
 }
 
 /// A round's history, and the moments between which it crashed.
 struct History {
-    calls: Calls,
+    operations: Vec<Recorded>,
     crash: Option<(u64, u64)>,
     /// A sync was asked for at this tick, and returned.
     synced: Option<u64>,
+    /// All that returned before this tick survives the crash.
+    durable_before: u64,
 }
 
 impl History {
-    /// The calls on a key, as the crash left them.
-    fn of(&self, at: usize, end: End, is_durable_at_once: bool) -> Vec<Call> {
-        let of_key = self.calls.iter().filter(|(key, _)| *key == at);
-        let Some((first, last)) = self.crash else {
-            return of_key.map(|(_, call)| *call).collect();
-        };
-        of_key
-            .filter(|(_, call)| call.begin < last)
-            .filter_map(|&(_, call)| {
-                let returned = call.end.filter(|end| *end < first);
-                let is_write = matches!(call.action, Action::Write(_));
-                // What a read said after the crash binds nobody.
-                (is_write || returned.is_some()).then(|| {
-                    let durable_before = match end {
-                        End::PowerLoss if !is_durable_at_once => self.synced.unwrap_or(0),
-                        _ => first,
-                    };
-                    Call {
-                        end: returned,
-                        is_durable: is_write && returned.is_some_and(|end| end < durable_before),
-                        ..call
-                    }
-                })
-            })
-            .collect()
+    /// What was done to one key, as the crash left it.
+    fn of_key(&self, at: usize) -> Vec<Call<OfKey>> {
+        self.calls(|operation| operation.on_key(at).into_iter().collect())
+    }
+
+    /// What was done to all of them.
+    fn of_store(&self, has_atomic_ranges: bool) -> Vec<Call<OfStore>> {
+        self.calls(|operation| operation.on_store(has_atomic_ranges))
+    }
+
+    fn calls<A>(&self, actions: impl Fn(&Recorded) -> Vec<A>) -> Vec<Call<A>> {
+        let mut calls = Vec::new();
+        for operation in &self.operations {
+            let (first, last) = self.crash.unwrap_or((u64::MAX, u64::MAX));
+            let end = Some(operation.end).filter(|end| *end < first);
+            // What a read said after the crash binds nobody.
+            if operation.begin >= last || end.is_none() && !operation.is_write() {
+                continue;
+            }
+            calls.extend(actions(operation).into_iter().map(|action| Call {
+                action,
+                begin: operation.begin,
+                end,
+                is_durable: operation.is_write()
+                    && end.is_some_and(|end| end < self.durable_before),
+            }));
+        }
+        calls
+    }
+
+    /// Fails unless the calls have an order from one state to another.
+    fn check<A: Action + Debug>(
+        &self,
+        what: &str,
+        mut calls: Vec<Call<A>>,
+        (present, found): (A::State, A::State),
+        read: impl Fn(A::State) -> A,
+    ) where
+        A::State: Debug,
+    {
+        if self.crash.is_none() {
+            // What everybody sees after all of them.
+            calls.push(Call {
+                action: read(found.clone()),
+                begin: u64::MAX - 1,
+                end: Some(u64::MAX),
+                is_durable: false,
+            });
+        }
+        let after_crash = self.crash.is_some().then(|| found.clone());
+        assert!(
+            is_linearizable(&calls, present.clone(), after_crash),
+            "{what}: there is no order of these calls that begins with {present:?} and ends with {found:?}, \
+             crash {:?}, synced {:?}\n{}",
+            self.crash,
+            self.synced,
+            table(&calls)
+        );
     }
 }
 
@@ -373,11 +468,11 @@ fn run_round(round: &Arc<Round>, media: &Media, end: End) -> (History, Option<Me
         let round = round.clone();
         threads.push(std::thread::spawn(move || {
             let mut random = StdRng::seed_from_u64(round.seed ^ thread << 48);
-            let mut calls = Calls::new();
+            let mut operations = Vec::new();
             for _ in 0..STEPS {
-                round.step(&mut random, &mut calls);
+                round.step(&mut random, &mut operations);
             }
-            calls
+            operations
         }));
     }
     let mut synced = None;
@@ -415,14 +510,20 @@ fn run_round(round: &Arc<Round>, media: &Media, end: End) -> (History, Option<Me
         }
         drop(gate);
     }
-    let calls = threads
+    let operations = threads
         .into_iter()
         .flat_map(|thread| thread.join().expect("no check fails; the message is above"))
         .collect();
+    let durable_before = match (crash, end) {
+        (Some(_), End::PowerLoss) if !round.is_durable_at_once => synced.unwrap_or(0),
+        (Some((first, _)), _) => first,
+        (None, _) => 0,
+    };
     let history = History {
-        calls,
+        operations,
         crash,
         synced,
+        durable_before,
     };
     (history, image)
 }
@@ -433,16 +534,16 @@ fn run(engine: EngineKind, with_pool: bool, present_seed: &AtomicU64) {
     let begin = Instant::now();
     let mut media = Media::new(engine, with_pool);
     let mut db = media.open();
-    let mut present: Vec<Content> = vec![None; KEYS];
+    let mut present: [Content; KEYS] = [None; KEYS];
     let mut numbers = 1;
-    let (mut calls_count, mut crashes) = (0, 0);
+    let (mut calls_count, mut range_deletions, mut crashes) = (0, 0, 0);
     for seed in first_seed..first_seed + rounds {
         present_seed.store(seed, Ordering::SeqCst);
         if seed % ROUNDS_OF_A_STORE == 0 {
             drop(db);
             media = Media::new(engine, with_pool);
             db = media.open();
-            present = vec![None; KEYS];
+            present = [None; KEYS];
         }
         let end = match seed % 8 {
             1 | 5 => End::Kill,
@@ -460,11 +561,16 @@ fn run(engine: EngineKind, with_pool: bool, present_seed: &AtomicU64) {
             numbers: AtomicU64::new(numbers),
             gate: RwLock::new(()),
             gated: !with_pool,
+            is_durable_at_once: with_pool,
             stop: AtomicBool::new(false),
             seed,
         });
         let (history, image) = run_round(&round, &media, end);
-        calls_count += history.calls.len();
+        let operations = history.operations.iter();
+        calls_count += operations.clone().map(Recorded::keys).sum::<usize>();
+        range_deletions += operations
+            .filter(|operation| operation.is_range_deletion)
+            .count();
         numbers = round.numbers.load(Ordering::SeqCst);
         let is_crash = image.is_some();
         crashes += u64::from(is_crash);
@@ -489,36 +595,25 @@ fn run(engine: EngineKind, with_pool: bool, present_seed: &AtomicU64) {
             "seed {seed}: parts of batches after {end:?}: {group:?}"
         );
         for at in 0..KEYS {
-            let mut calls = history.of(at, end, with_pool);
-            let after_crash = is_crash.then_some(found[at]);
-            if !is_crash {
-                // What everybody sees after all of them.
-                calls.push(Call {
-                    action: Action::Read(found[at]),
-                    begin: u64::MAX - 1,
-                    end: Some(u64::MAX),
-                    is_durable: false,
-                });
-            }
-            assert!(calls.len() <= CALLS_MAX);
-            assert!(
-                is_linearizable(&calls, present[at], after_crash),
-                "seed {seed}, {end:?}, key {at}: there is no order of these calls that begins with {:?} and \
-                 ends with {:?}, crash {:?}, synced {:?}\n{}",
-                present[at],
-                found[at],
-                history.crash,
-                history.synced,
-                table(&calls)
-            );
+            let what = format!("seed {seed}, {end:?}, key {at}");
+            let contents = (present[at], found[at]);
+            history.check(&what, history.of_key(at), contents, OfKey::Read);
         }
+        let what = format!("seed {seed}, {end:?}, all keys");
+        let calls = history.of_store(engine == EngineKind::LightKv);
+        history.check(&what, calls, (present, found), OfStore::Read);
         present = found;
     }
     db.verify().expect("a sound store");
     eprintln!(
         "{{\"check\": \"histories\", \"part\": \"{}\", \"seed\": {first_seed}, \"seconds\": {:.1}, \
-         \"violations\": 0, \"counts\": {{\"histories\": {rounds}, \"calls\": {calls_count}, \"crashes\": {crashes}}}}}",
-        if with_pool { "pool" } else { "journal" },
+         \"violations\": 0, \"counts\": {{\"histories\": {rounds}, \"calls\": {calls_count}, \
+         \"range deletions\": {range_deletions}, \"crashes\": {crashes}}}}}",
+        match (engine, with_pool) {
+            (EngineKind::HiKv, _) => "hikv",
+            (_, true) => "pool",
+            (_, false) => "journal",
+        },
         begin.elapsed().as_secs_f64()
     );
     assert!(

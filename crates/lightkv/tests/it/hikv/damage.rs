@@ -44,6 +44,15 @@ fn write(db: &Db) -> State {
     state
 }
 
+/// A store that was written to and closed: its directory, and what it holds.
+fn closed_store(directory: &TempDir) -> (PathBuf, State) {
+    let store = directory.path().join("store");
+    let db = small_files().open(&store).unwrap();
+    let expected = write(&db);
+    db.close().unwrap();
+    (store, expected)
+}
+
 fn copy_store(from: &Path, to: &Path) {
     copy_files(from, to);
     copy_files(&from.join("pool"), &to.join("pool"));
@@ -123,11 +132,7 @@ fn flipped_bits_are_errors_or_mean_nothing() {
 #[test]
 fn a_missing_or_shortened_pool_is_an_error() {
     let directory = scratch();
-    let store = directory.path().join("store");
-    let db = small_files().open(&store).unwrap();
-    write(&db);
-    db.close().unwrap();
-    drop(db);
+    let (store, _) = closed_store(&directory);
     let extent = store.join("pool/extent-00000.pool");
     let bytes = fs::read(&extent).unwrap();
     for len in [0, 100, 4096, bytes.len() / 2, bytes.len() - 1] {
@@ -179,11 +184,7 @@ fn is_of_damage(error: &Error) -> bool {
 #[test]
 fn what_rots_while_a_store_is_closed_is_noticed_by_whoever_reads_it() {
     let directory = scratch();
-    let store = directory.path().join("store");
-    let db = small_files().open(&store).unwrap();
-    let expected = write(&db);
-    db.close().unwrap();
-    drop(db);
+    let (store, expected) = closed_store(&directory);
     let extent = Path::new("pool/extent-00000.pool");
     let bytes = fs::read(store.join(extent)).unwrap();
     let used = (0..bytes.len())
@@ -220,11 +221,7 @@ fn what_rots_while_a_store_is_closed_is_noticed_by_whoever_reads_it() {
 #[test]
 fn a_pool_that_lost_an_entry_is_refused_more_than_once() {
     let directory = scratch();
-    let store = directory.path().join("store");
-    let db = small_files().open(&store).unwrap();
-    let expected = write(&db);
-    db.close().unwrap();
-    drop(db);
+    let (store, expected) = closed_store(&directory);
     let extent = Path::new("pool/extent-00000.pool");
     let bytes = fs::read(store.join(extent)).unwrap();
     // An entry's item has its hash at offset 24.
@@ -262,11 +259,7 @@ fn a_pool_that_lost_an_entry_is_refused_more_than_once() {
 #[test]
 fn a_manifest_that_lost_its_end_costs_no_data() {
     let directory = scratch();
-    let store = directory.path().join("store");
-    let db = small_files().open(&store).unwrap();
-    let expected = write(&db);
-    db.close().unwrap();
-    drop(db);
+    let (store, expected) = closed_store(&directory);
     let manifest = fs::read_dir(&store).unwrap().map(|entry| entry.unwrap());
     let manifest = manifest
         .map(|entry| entry.file_name().into_string().unwrap())
@@ -315,11 +308,7 @@ fn a_checkpoint_without_its_entries_is_no_empty_store() {
 #[test]
 fn an_image_of_another_time_is_not_used() {
     let directory = scratch();
-    let store = directory.path().join("store");
-    let db = small_files().open(&store).unwrap();
-    let mut expected = write(&db);
-    db.close().unwrap();
-    drop(db);
+    let (store, mut expected) = closed_store(&directory);
     let image = store.join("KEY-IMAGE");
     let first = fs::read(&image).unwrap();
     for is_closed in [false, true] {

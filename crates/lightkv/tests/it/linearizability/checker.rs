@@ -1,31 +1,79 @@
-//! Whether the calls on one key can be put into an order: the search of Wing and Gong with Lowe's memory.
+//! Whether calls can be put into an order: the search of Wing and Gong with Lowe's memory.
 //!
 //! A key is a register: a write sets it, a read must return what the last write before it set. Calls that
 //! overlap in time may be in any order, others must be in theirs. The search takes one call after the
 //! other, each time one that began before every call that is left ended, and remembers where it has
-//! been: a set of calls and a value. Keys do not depend on each other, and a history is linearizable if it is
-//! on each key (Herlihy and Wing), so the sets stay small.
+//! been: a set of calls and a state. Where calls have one key each, a history is linearizable if it is on each key
+//! (Herlihy and Wing), so the sets stay small. Calls that write or read several keys at one moment need more: an order
+//! of all of them that every key agrees with.
 //!
-//! A crash ends a history at a *cut*: what the next open finds is the register at some moment of the
+//! A crash ends a history at a *cut*: what the next open finds is the state at some moment of the
 //! order. Calls that had to survive lie before the cut, and every call that returned lies somewhere, for others
 //! have seen what it did. A call that did not return may have happened or not.
 
 use std::collections::HashSet;
+use std::fmt::Debug;
+use std::hash::Hash;
+
+use super::KEYS;
 
 /// What a register holds: the number of a write, or nothing.
 pub(super) type Content = Option<u64>;
 
+/// What a call did to something that has a state.
+pub(super) trait Action {
+    type State: Clone + Eq + Hash;
+
+    /// The state after it; `None` if it cannot have answered so in this one.
+    fn after(&self, state: &Self::State) -> Option<Self::State>;
+}
+
 /// What was done with a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Action {
+pub(super) enum OfKey {
     Write(Content),
     Read(Content),
 }
 
-/// A call on one key, with the ticks of a clock that all threads share.
+impl Action for OfKey {
+    type State = Content;
+
+    fn after(&self, content: &Content) -> Option<Content> {
+        match *self {
+            Self::Write(written) => Some(written),
+            Self::Read(read) => (read == *content).then_some(read),
+        }
+    }
+}
+
+/// What was done with several keys at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum OfStore {
+    Write(Vec<(usize, Content)>),
+    Read([Content; KEYS]),
+}
+
+impl Action for OfStore {
+    type State = [Content; KEYS];
+
+    fn after(&self, contents: &Self::State) -> Option<Self::State> {
+        match self {
+            Self::Write(written) => {
+                let mut contents = *contents;
+                for &(key, content) in written {
+                    contents[key] = content;
+                }
+                Some(contents)
+            }
+            Self::Read(read) => (read == contents).then_some(*read),
+        }
+    }
+}
+
+/// A call, with the ticks of a clock that all threads share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Call {
-    pub(super) action: Action,
+pub(super) struct Call<A> {
+    pub(super) action: A,
     pub(super) begin: u64,
     /// `None` if it did not return, or not with success.
     pub(super) end: Option<u64>,
@@ -33,31 +81,36 @@ pub(super) struct Call {
     pub(super) is_durable: bool,
 }
 
-/// Most calls on one key of one history: they are the bits of a word.
-pub(super) const CALLS_MAX: usize = 128;
+/// Most calls that are put into one order: they are the bits of a word.
+const CALLS_MAX: usize = 128;
 
-struct Search<'a> {
-    calls: &'a [Call],
+struct Search<'a, A: Action> {
+    calls: &'a [Call<A>],
     /// Calls that returned, and those before the cut.
     returned: u128,
     durable: u128,
     /// What an open after the crash found.
-    found: Option<Content>,
-    /// Sets of calls, contents, and whether the cut was passed, that lead nowhere.
-    visited: HashSet<(u128, Content, bool)>,
+    found: Option<A::State>,
+    /// Sets of calls, states, and whether the cut was passed, that lead nowhere.
+    visited: HashSet<(u128, A::State, bool)>,
 }
 
-/// Whether there is an order of the calls that begins with a content, and has a moment after all durable
-/// calls at which the register holds what was found after a crash, if there was one.
-pub(super) fn is_linearizable(calls: &[Call], initial: Content, found: Option<Content>) -> bool {
-    assert!(calls.len() <= CALLS_MAX, "{} calls on a key", calls.len());
-    let bits = |is_in: fn(&Call) -> bool| {
+/// Whether there is an order of the calls that begins in a state, and has a moment after all durable
+/// calls at which the state is what was found after a crash, if there was one.
+pub(super) fn is_linearizable<A: Action>(
+    calls: &[Call<A>],
+    initial: A::State,
+    found: Option<A::State>,
+) -> bool {
+    assert!(calls.len() <= CALLS_MAX, "{} calls", calls.len());
+    let bits = |is_in: fn(&Call<A>) -> bool| {
         calls
             .iter()
             .enumerate()
             .filter(|(_, call)| is_in(call))
             .fold(0, |set, (index, _)| set | 1_u128 << index)
     };
+    let is_cut = found.is_none();
     let mut search = Search {
         calls,
         returned: bits(|call| call.end.is_some()),
@@ -65,17 +118,17 @@ pub(super) fn is_linearizable(calls: &[Call], initial: Content, found: Option<Co
         found,
         visited: HashSet::new(),
     };
-    search.run(0, initial, found.is_none())
+    search.run(0, initial, is_cut)
 }
 
-impl Search<'_> {
-    fn run(&mut self, done: u128, content: Content, is_cut: bool) -> bool {
-        let can_cut = done & self.durable == self.durable && self.found == Some(content);
+impl<A: Action> Search<'_, A> {
+    fn run(&mut self, done: u128, state: A::State, is_cut: bool) -> bool {
+        let can_cut = done & self.durable == self.durable && self.found.as_ref() == Some(&state);
         let is_cut = is_cut || can_cut;
         if is_cut && done & self.returned == self.returned {
             return true;
         }
-        if !self.visited.insert((done, content, is_cut)) {
+        if !self.visited.insert((done, state.clone(), is_cut)) {
             return false;
         }
         // Only what began before the first end among the others can be next.
@@ -85,14 +138,12 @@ impl Search<'_> {
             .filter_map(|index| self.calls[index].end)
             .min();
         for index in (0..self.calls.len()).filter(left) {
-            let call = self.calls[index];
+            let call = &self.calls[index];
             if first_end.is_some_and(|end| call.begin > end) {
                 continue;
             }
-            let next = match call.action {
-                Action::Write(written) => written,
-                Action::Read(read) if read == content => content,
-                Action::Read(_) => continue,
+            let Some(next) = call.action.after(&state) else {
+                continue;
             };
             if self.run(done | 1 << index, next, is_cut) {
                 return true;
@@ -103,8 +154,8 @@ impl Search<'_> {
 }
 
 /// The calls as a table, for a message.
-pub(super) fn table(calls: &[Call]) -> String {
-    let mut calls = calls.to_vec();
+pub(super) fn table<A: Debug>(calls: &[Call<A>]) -> String {
+    let mut calls: Vec<_> = calls.iter().collect();
     calls.sort_by_key(|call| call.begin);
     calls
         .iter()
@@ -120,7 +171,7 @@ pub(super) fn table(calls: &[Call]) -> String {
 mod tests {
     use super::*;
 
-    fn call(action: Action, begin: u64, end: u64) -> Call {
+    fn call<A>(action: A, begin: u64, end: u64) -> Call<A> {
         Call {
             action,
             begin,
@@ -129,13 +180,13 @@ mod tests {
         }
     }
 
-    fn write(number: u64, begin: u64, end: u64) -> Call {
-        call(Action::Write(Some(number)), begin, end)
+    fn write(number: u64, begin: u64, end: u64) -> Call<OfKey> {
+        call(OfKey::Write(Some(number)), begin, end)
     }
 
-    fn read(number: u64, begin: u64, end: u64) -> Call {
+    fn read(number: u64, begin: u64, end: u64) -> Call<OfKey> {
         let content = (number > 0).then_some(number);
-        call(Action::Read(content), begin, end)
+        call(OfKey::Read(content), begin, end)
     }
 
     #[test]
@@ -202,5 +253,58 @@ mod tests {
         let mut durable = seen;
         durable[1].is_durable = true;
         assert!(!is_linearizable(&durable, None, Some(Some(1))));
+    }
+
+    #[test]
+    fn what_is_written_at_one_moment_is_seen_at_one() {
+        let written = |keys: std::ops::Range<usize>, content| {
+            OfStore::Write(keys.map(|key| (key, content)).collect())
+        };
+        let read = |first, rest| {
+            let mut contents = [rest; KEYS];
+            contents[0] = first;
+            OfStore::Read(contents)
+        };
+        let (none, one) = ([None; KEYS], Some(1));
+        let filled = call(written(0..KEYS, one), 1, 2);
+        // A deletion of all keys, while others read them.
+        let deleted = call(written(0..KEYS, None), 3, 10);
+        for (first, rest, is_right) in [
+            (one, one, true),
+            (None, None, true),
+            (None, one, false),
+            (one, None, false),
+        ] {
+            let seen = call(read(first, rest), 4, 5);
+            let calls = [filled.clone(), deleted.clone(), seen];
+            assert_eq!(is_linearizable(&calls, none, None), is_right);
+        }
+        // Each key by itself would allow this: two readers see two deletions in two orders.
+        let halves = [
+            call(written(0..1, None), 3, 10),
+            call(written(1..KEYS, None), 3, 10),
+        ];
+        for (other, is_right) in [(read(None, one), true), (read(one, None), false)] {
+            let mut calls = vec![filled.clone(), halves[0].clone(), halves[1].clone()];
+            calls.extend([
+                call(read(None, one), 4, 9),
+                call(other, 4, 9),
+                call(read(None, None), 11, 12),
+            ]);
+            assert_eq!(is_linearizable(&calls, none, None), is_right);
+        }
+        // A crash finds all of it or nothing, and all of it once it is durable.
+        let state = |first, rest| match read(first, rest) {
+            OfStore::Read(contents) => contents,
+            OfStore::Write(_) => unreachable!("it is a read"),
+        };
+        let mut calls = [filled, deleted];
+        calls[0].is_durable = true;
+        let is_right =
+            |calls: &[_], first, rest| is_linearizable(calls, none, Some(state(first, rest)));
+        assert!(is_right(&calls, one, one) && is_right(&calls, None, None));
+        assert!(!is_right(&calls, one, None) && !is_right(&calls, None, one));
+        calls[1].is_durable = true;
+        assert!(is_right(&calls, None, None) && !is_right(&calls, one, one));
     }
 }
