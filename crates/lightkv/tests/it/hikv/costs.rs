@@ -15,6 +15,8 @@ fn open(directory: &std::path::Path) -> Db {
         .tuning(Tuning {
             max_leaf_nodes: Some(256),
             leaf_entries: Some(256),
+            // Without threads: the pool grows within the operation that needs it, and not beside another one.
+            inline_background: true,
             ..Tuning::default()
         })
         .open(directory)
