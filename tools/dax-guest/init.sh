@@ -62,6 +62,8 @@ mount -t ext4 /dev/nvme0n1 /disk || fail "cannot mount the disk"
 dmesg | grep -i "dax unsupported" && fail "no DAX"
 echo "guest: up after $(cut -d ' ' -f 1 /proc/uptime) s, persistence domain $(cat /sys/bus/nd/devices/region0/persistence_domain)"
 
+echo "guest: flush instructions$(grep -m 1 '^flags' /proc/cpuinfo | tr ' ' '\n' | grep -E '^(clwb|clflush|clflushopt)$' | sort | sed 's/^/ /' | tr -d '\n')"
+
 cd /tests
 sh /command
 result=$?
