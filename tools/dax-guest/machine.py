@@ -229,14 +229,17 @@ def make_image(image: pathlib.Path, size_bytes: int, offset_bytes: int = 0) -> N
     subprocess.run([*command, image, str(blocks)], check=True)
 
 
-def build_plugin(work: pathlib.Path) -> pathlib.Path:
-    """The plug-in that keeps what was flushed and fenced."""
+def build_plugin(work: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    """The plug-in that keeps what was flushed and fenced, and the program that it is tested with in the guest."""
     if not shutil.which("gcc"):
         raise Skip("needs gcc to build the plug-in")
-    plugin = work / "durable_lines.so"
-    command = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", plugin]
-    subprocess.run([*command, HERE / "durable_lines.c"], check=True)
-    return plugin
+    built = []
+    for name, flags in [("durable_lines.so", ["-shared", "-fPIC"]), ("lines_test", ["-static"])]:
+        source = HERE / f"{name.removesuffix('.so')}.c"
+        command = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", *flags, "-o", work / name, source]
+        subprocess.run(command, check=True)
+        built.append(work / name)
+    return built[0], built[1]
 
 
 def copy_sparse(source: pathlib.Path, target: pathlib.Path) -> None:
@@ -344,6 +347,13 @@ class Machine:
                 self.cut_power()
                 return 96
         return self.result()
+
+    def wait_for(self, wanted: str, patience_s: float) -> None:
+        """Waits for a line of the console."""
+        patience = Patience(patience_s)
+        while wanted not in self.lines:
+            if patience.is_over() or not self.is_running():
+                raise Failure(f"no line {wanted!r}:\n" + "\n".join(self.lines[-20:]))
 
     def result(self) -> int:
         """The result of the command, after the machine has turned itself off."""

@@ -105,6 +105,19 @@ def kill_tests(
         raise Failure(f"the kill tests ended with {result}")
 
 
+def plugin_test(start, recorded, images: tuple[pathlib.Path, pathlib.Path]) -> None:
+    """Whether the plug-in keeps lines that were flushed and fenced, and no others."""
+    print("==> test of the plug-in", flush=True)
+    with recorded(images, "./lines_test write /pmem/lines") as machine:
+        machine.wait_for("lines_test: written", BOOT_SILENCE_S)
+        machine.cut_power()
+        machine.check_plugin()
+    with start(images, "./lines_test check /pmem/lines && rm /pmem/lines") as machine:
+        result = machine.follow(BOOT_SILENCE_S)
+    if result != 0:
+        raise Failure(f"the test of the plug-in ended with {result}")
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Tests on real DAX, in a machine that QEMU emulates.")
     parser.add_argument("--kills", type=int, default=24, help="processes killed (default %(default)s)")
@@ -161,9 +174,13 @@ def run(options: argparse.Namespace) -> None:
     except BlockingIOError:
         raise Failure(f"another run uses {work}") from None
     kernel = fetch_kernel(work)
-    plugin = build_plugin(work) if options.flushed_cuts > 0 else None
     print("==> build", flush=True)
-    base = first_file_system(kernel, build(work))
+    programs = build(work)
+    plugin = None
+    if options.flushed_cuts > 0:
+        plugin, lines_test = build_plugin(work)
+        programs.append(lines_test)
+    base = first_file_system(kernel, programs)
     start = functools.partial(
         Machine, work, kernel, base, accelerator=accelerator, persistence=options.persistence
     )
@@ -181,6 +198,9 @@ def run(options: argparse.Namespace) -> None:
         copy_sparse(template, image)
     if not options.skip_pool_tests:
         pool_tests(start, images)
+    recorded = functools.partial(start, accelerator=EMULATION_IN_TURNS, plugin=plugin)
+    if plugin:
+        plugin_test(start, recorded, images)
     for engine in options.engine or KILLED:
         if options.kills > 0:
             kill_tests(start, images, engine, options.kills, options.seed, accelerator.slowdown)
@@ -191,7 +211,6 @@ def run(options: argparse.Namespace) -> None:
             )
         if options.flushed_cuts > 0:
             print(f"==> {options.flushed_cuts} power cuts that leave what was flushed, engine {engine}", flush=True)
-            recorded = functools.partial(start, accelerator=EMULATION_IN_TURNS, plugin=plugin)
             cut_again_and_again(
                 recorded, templates, work, engine, options.flushed_cuts, options.seed, EMULATION_IN_TURNS.slowdown
             )
