@@ -62,6 +62,11 @@ mount -t ext4 /dev/nvme0n1 /disk || fail "cannot mount the disk"
 dmesg | grep -i "dax unsupported" && fail "no DAX"
 echo "guest: up after $(cut -d ' ' -f 1 /proc/uptime) s, persistence domain $(cat /sys/bus/nd/devices/region0/persistence_domain)"
 
+echo "guest: flush instructions$(grep -m 1 '^flags' /proc/cpuinfo | tr ' ' '\n' | grep -E '^(clwb|clflush|clflushopt)$' | sort | sed 's/^/ /' | tr -d '\n')"
+
+# What nobody flushed or synced stays where it is, instead of being written back after half a minute.
+echo 0 > /proc/sys/vm/dirty_writeback_centisecs
+
 cd /tests
 sh /command
 result=$?

@@ -1,5 +1,7 @@
 """A machine with persistent memory, emulated by QEMU from Debian packages: kernel, images, start, power cut."""
 
+import dataclasses
+import fcntl
 import lzma
 import os
 import pathlib
@@ -42,8 +44,72 @@ MODULES = [
 PMEM_DATA_OFFSET = 2 << 20
 
 
+# The call that makes a machine (linux/kvm.h).
+KVM_CREATE_VM = 0xAE01
+
+
+# Where the guest has its persistent memory: above its other memory.
+PMEM_ADDRESS = 4 << 30
+
+
 class Skip(Exception):
     """The machine cannot run here, and why."""
+
+
+class Failure(Exception):
+    """A test failed, or the guest ended when it should not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Accelerator:
+    """What executes the guest's instructions."""
+
+    name: str
+    arguments: tuple[str, ...]
+    # How much slower than a processor it is, roughly.
+    slowdown: int
+
+
+ACCELERATORS = {
+    # The guest sees the flush instructions that the host's processor has.
+    "kvm": Accelerator("kvm", ("-accel", "kvm", "-cpu", "host"), 1),
+    "tcg": Accelerator("tcg", ("-accel", "tcg,thread=multi", "-cpu", "max"), 10),
+}
+
+# For the plug-in, whose guest's processors have to take turns.
+EMULATION_IN_TURNS = Accelerator("tcg", ("-accel", "tcg,thread=single", "-cpu", "max"), 20)
+
+
+def choose_accelerator(wanted: str) -> Accelerator:
+    """The wanted one; of `auto`, KVM where it can be used."""
+    if wanted == "tcg":
+        return ACCELERATORS["tcg"]
+    problem = problem_of_kvm()
+    if problem is None:
+        return ACCELERATORS["kvm"]
+    if wanted == "kvm":
+        raise Skip(f"KVM cannot be used: {problem}")
+    print(f"no KVM: {problem}", flush=True)
+    return ACCELERATORS["tcg"]
+
+
+def problem_of_kvm() -> str | None:
+    """Why a machine cannot be run by the processor. That the device is there says little."""
+    try:
+        device = os.open("/dev/kvm", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as problem:
+        return str(problem)
+    try:
+        os.close(fcntl.ioctl(device, KVM_CREATE_VM, 0))
+    except OSError as problem:
+        return f"a machine cannot be made: {problem}"
+    finally:
+        os.close(device)
+    flags = set(pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    if not flags & {"vmx", "svm"}:
+        # The host is a guest whose KVM runs kernels made for it, and interprets all others an instruction at a time.
+        return "there is /dev/kvm, but the processor shows neither vmx nor svm"
+    return None
 
 
 def install_packages() -> None:
@@ -163,6 +229,33 @@ def make_image(image: pathlib.Path, size_bytes: int, offset_bytes: int = 0) -> N
     subprocess.run([*command, image, str(blocks)], check=True)
 
 
+def build_plugin(work: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    """The plug-in that keeps what was flushed and fenced, and the program that it is tested with in the guest."""
+    if not shutil.which("gcc"):
+        raise Skip("needs gcc to build the plug-in")
+    built = []
+    for name, flags in [("durable_lines.so", ["-shared", "-fPIC"]), ("lines_test", ["-static"])]:
+        source = HERE / f"{name.removesuffix('.so')}.c"
+        command = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", *flags, "-o", work / name, source]
+        subprocess.run(command, check=True)
+        built.append(work / name)
+    return built[0], built[1]
+
+
+def copy_sparse(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Copies a file without its zeros."""
+    block = 1 << 20
+    with source.open("rb") as reader, target.open("wb") as writer:
+        size_bytes = source.stat().st_size
+        while content := reader.read(block):
+            if content.count(0) == len(content):
+                writer.seek(len(content), 1)
+            else:
+                writer.write(content)
+        writer.truncate(size_bytes)
+    shutil.copymode(source, target)
+
+
 class Machine:
     """One run of the emulated machine, from power on to power off."""
 
@@ -173,10 +266,23 @@ class Machine:
         base: bytes,
         images: tuple[pathlib.Path, pathlib.Path],
         command: str,
+        accelerator: Accelerator,
         persistence: str,
+        plugin: pathlib.Path | None = None,
     ) -> None:
-        """Boots with the images of persistent memory and disk, and runs a shell command in the guest."""
+        """Boots with the images of persistent memory and disk, and runs a shell command in the guest.
+
+        With the plug-in, persistent memory keeps only what was flushed and fenced.
+        """
         pmem, disk = images
+        self.pmem = pmem
+        self.was_cut = False
+        self.durable = work / "durable.img" if plugin else None
+        recording = []
+        if plugin:
+            copy_sparse(pmem, self.durable)
+            files = f"image={pmem},durable={self.durable}"
+            recording = ["-plugin", f"{plugin},{files},address={PMEM_ADDRESS}"]
         archive = work / "initrd"
         # The kernel unpacks one archive after the other.
         archive.write_bytes(base + cpio({"command": (FILE, command.encode() + b"\n")}))
@@ -186,11 +292,11 @@ class Machine:
         arguments = [
             *["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio"],
             *["-machine", f"q35,nvdimm=on,nvdimm-persistence={persistence}"],
-            *["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"],
+            *[*accelerator.arguments, "-smp", "2"],
             *["-m", f"1G,slots=2,maxmem={2 + pmem_bytes // (1 << 30)}G"],
             # Shared: a store of the guest is in the file at once, and stays there when QEMU is killed.
             *["-object", f"memory-backend-file,id=pmem,share=on,mem-path={pmem},size={pmem_bytes},align=2M"],
-            *["-device", "nvdimm,id=nvdimm0,memdev=pmem"],
+            *["-device", f"nvdimm,id=nvdimm0,memdev=pmem,addr={PMEM_ADDRESS}"],
             # Unsafe: what the guest's kernel wrote is in the file, but the host need not sync it. What is
             # only in the guest's page cache is gone when QEMU is killed.
             *["-drive", f"file={disk},format=raw,if=none,id=disk,cache=unsafe"],
@@ -199,6 +305,7 @@ class Machine:
             *["-device", "virtserialport,chardev=port,name=port"],
             *["-kernel", kernel / "vmlinuz", "-initrd", archive],
             *["-append", "console=ttyS0 quiet panic=-1 no_timer_check"],
+            *recording,
         ]
         self.process = subprocess.Popen(
             ["qemu-system-x86_64", *arguments],
@@ -220,6 +327,8 @@ class Machine:
     def __exit__(self, *_: object) -> None:
         if self.is_running():
             self.cut_power()
+        if self.durable:
+            self.durable.replace(self.pmem)
 
     def is_running(self) -> bool:
         return self.process.poll() is None
@@ -239,6 +348,13 @@ class Machine:
                 return 96
         return self.result()
 
+    def wait_for(self, wanted: str, patience_s: float) -> None:
+        """Waits for a line of the console."""
+        patience = Patience(patience_s)
+        while wanted not in self.lines:
+            if patience.is_over() or not self.is_running():
+                raise Failure(f"no line {wanted!r}:\n" + "\n".join(self.lines[-20:]))
+
     def result(self) -> int:
         """The result of the command, after the machine has turned itself off."""
         self.reader.join()
@@ -249,9 +365,22 @@ class Machine:
 
     def cut_power(self) -> None:
         """Ends the machine between two instructions: memory and page cache are gone."""
-        self.process.kill()
+        self.was_cut = True
+        if self.durable:
+            # QEMU stops between two instructions by itself, and the plug-in not within a line.
+            self.process.terminate()
+        else:
+            self.process.kill()
         self.process.wait()
         self.reader.join()
+
+    def check_plugin(self) -> None:
+        """Fails if a machine with the plug-in ran without it, or it found that it does not understand its guest."""
+        if not self.durable:
+            return
+        said = [line for line in self.lines if line.startswith("durable_lines: ")]
+        if not said or "failed" in said[-1]:
+            raise Failure(f"the plug-in has not recorded to the end: {said[-1:]}")
 
 
 class Patience:

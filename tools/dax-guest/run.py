@@ -16,15 +16,21 @@ import subprocess
 import sys
 
 from machine import (
+    ACCELERATORS,
+    EMULATION_IN_TURNS,
     PMEM_DATA_OFFSET,
+    Failure,
     Machine,
     Skip,
+    build_plugin,
+    choose_accelerator,
+    copy_sparse,
     fetch_kernel,
     first_file_system,
     install_packages,
     make_image,
 )
-from power_cuts import Failure, copy_sparse, cut_again_and_again
+from power_cuts import cut_again_and_again
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TARGET = "x86_64-unknown-linux-gnu"
@@ -41,8 +47,8 @@ PMEM_BYTES = 384 << 20
 DISK_BYTES = 1 << 30
 # Longest that the guest may be silent: for that of a test, and of 100 kills.
 SILENCE_S = 1800
-# How much slower than a processor its emulation is, roughly.
-SLOWDOWN = 10
+# The same for a boot.
+BOOT_SILENCE_S = 900
 SKIPPED = 77
 
 
@@ -83,12 +89,14 @@ def pool_tests(start, images: tuple[pathlib.Path, pathlib.Path]) -> None:
             raise Failure(f"pool tests ended with {result}")
 
 
-def kill_tests(start, images: tuple[pathlib.Path, pathlib.Path], engine: str, kills: int, seed: int) -> None:
+def kill_tests(
+    start, images: tuple[pathlib.Path, pathlib.Path], engine: str, kills: int, seed: int, slowdown: int
+) -> None:
     """Processes that are killed; the guest lives on."""
     print(f"==> {kills} kills, engine {engine}", flush=True)
     command = (
         f"TMPDIR=/disk LIGHTKV_KILL_POOL=/pmem LIGHTKV_KILL_CYCLES={kills} LIGHTKV_KILL_SEED={seed} "
-        f"LIGHTKV_KILL_SLOWDOWN={SLOWDOWN} RUST_BACKTRACE=1 "
+        f"LIGHTKV_KILL_SLOWDOWN={slowdown} RUST_BACKTRACE=1 "
         f"./kill --nocapture --exact acknowledged_writes_survive_kills_with_{KILLED[engine]}_on_dax"
     )
     with start(images, command) as machine:
@@ -97,15 +105,40 @@ def kill_tests(start, images: tuple[pathlib.Path, pathlib.Path], engine: str, ki
         raise Failure(f"the kill tests ended with {result}")
 
 
+def plugin_test(start, recorded, images: tuple[pathlib.Path, pathlib.Path]) -> None:
+    """Whether the plug-in keeps lines that were flushed and fenced, and no others."""
+    print("==> test of the plug-in", flush=True)
+    with recorded(images, "./lines_test write /pmem/lines") as machine:
+        machine.wait_for("lines_test: written", BOOT_SILENCE_S)
+        machine.cut_power()
+        machine.check_plugin()
+    with start(images, "./lines_test check /pmem/lines && rm /pmem/lines") as machine:
+        result = machine.follow(BOOT_SILENCE_S)
+    if result != 0:
+        raise Failure(f"the test of the plug-in ended with {result}")
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Tests on real DAX, in a machine that QEMU emulates.")
     parser.add_argument("--kills", type=int, default=24, help="processes killed (default %(default)s)")
     parser.add_argument("--cuts", type=int, default=10, help="power cuts (default %(default)s)")
     parser.add_argument(
+        "--flushed-cuts", type=int, default=0,
+        help="power cuts of which only what was flushed and fenced is left; always emulated by QEMU "
+        "(default %(default)s)",
+    )
+    parser.add_argument(
         "--engine", action="append", choices=list(KILLED),
         help="only this engine in kills and cuts; may be repeated (default: all, one after the other)",
     )
     parser.add_argument("--seed", type=int, default=1, help="of writes and moments (default %(default)s)")
+    parser.add_argument(
+        "--accel",
+        choices=["auto", *ACCELERATORS],
+        default="auto",
+        help="what executes the guest: the host's processor (kvm), QEMU itself (tcg, some ten times slower), or "
+        "kvm where it can be used (default)",
+    )
     parser.add_argument(
         "--persistence",
         choices=list(GRANULARITIES),
@@ -116,7 +149,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--skip-pool-tests", action="store_true", help="only kills and cuts, for long runs of them"
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.flushed_cuts > 0 and options.persistence != "mem-ctrl":
+        parser.error("--flushed-cuts: on a platform that saves its caches nothing is flushed")
+    return options
 
 
 def work_folder() -> pathlib.Path:
@@ -128,6 +164,8 @@ def work_folder() -> pathlib.Path:
 
 def run(options: argparse.Namespace) -> None:
     install_packages()
+    accelerator = choose_accelerator(options.accel)
+    print(f"==> accelerator {accelerator.name}", flush=True)
     work = work_folder()
     # Held until this process ends, however it does.
     lock = (work / "lock").open("w", encoding="utf-8")
@@ -137,15 +175,22 @@ def run(options: argparse.Namespace) -> None:
         raise Failure(f"another run uses {work}") from None
     kernel = fetch_kernel(work)
     print("==> build", flush=True)
-    base = first_file_system(kernel, build(work))
-    start = functools.partial(Machine, work, kernel, base, persistence=options.persistence)
+    programs = build(work)
+    plugin = None
+    if options.flushed_cuts > 0:
+        plugin, lines_test = build_plugin(work)
+        programs.append(lines_test)
+    base = first_file_system(kernel, programs)
+    start = functools.partial(
+        Machine, work, kernel, base, accelerator=accelerator, persistence=options.persistence
+    )
 
     print("==> first boot", flush=True)
     templates = (work / "pmem.img", work / "disk.img")
     make_image(templates[0], PMEM_BYTES, PMEM_DATA_OFFSET)
     make_image(templates[1], DISK_BYTES)
     with start(templates, "true") as machine:
-        if machine.follow(SILENCE_S) != 0:
+        if machine.follow(BOOT_SILENCE_S) != 0:
             raise Failure("the machine does not start")
 
     images = (work / "run-pmem.img", work / "run-disk.img")
@@ -153,12 +198,22 @@ def run(options: argparse.Namespace) -> None:
         copy_sparse(template, image)
     if not options.skip_pool_tests:
         pool_tests(start, images)
+    recorded = functools.partial(start, accelerator=EMULATION_IN_TURNS, plugin=plugin)
+    if plugin:
+        plugin_test(start, recorded, images)
     for engine in options.engine or KILLED:
         if options.kills > 0:
-            kill_tests(start, images, engine, options.kills, options.seed)
+            kill_tests(start, images, engine, options.kills, options.seed, accelerator.slowdown)
         if options.cuts > 0:
             print(f"==> {options.cuts} power cuts, engine {engine}", flush=True)
-            cut_again_and_again(start, templates, work, engine, options.cuts, options.seed)
+            cut_again_and_again(
+                start, templates, work, engine, options.cuts, options.seed, accelerator.slowdown
+            )
+        if options.flushed_cuts > 0:
+            print(f"==> {options.flushed_cuts} power cuts that leave what was flushed, engine {engine}", flush=True)
+            cut_again_and_again(
+                recorded, templates, work, engine, options.flushed_cuts, options.seed, EMULATION_IN_TURNS.slowdown
+            )
     for image in (*templates, *images):
         image.unlink()
     print("==> all passed", flush=True)
