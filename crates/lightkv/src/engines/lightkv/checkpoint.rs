@@ -28,12 +28,13 @@ impl Store {
         }
         let _alone = self.checkpointing.lock();
         let limit = LimitGuard(self);
-        // Set to the present first: what a flush installs from here on is at most what is frozen below.
-        self.flush_limit.store(0, Ordering::SeqCst);
         let (through, moment) = {
             // No range deletion comes in between, so each is in the copy or newer than a moment that is held: then
-            // rewrites keep what it deletes.
+            // rewrites keep what it deletes. INVARIANT: flushes are not held back before this lock is ours, for who has
+            // it may wait for room in the buffer, which only flushes make.
             let _deleting = self.deleting_ranges.lock();
+            // Before anything is frozen: what a flush installs from here on is at most what is frozen below.
+            self.flush_limit.store(0, Ordering::SeqCst);
             let through = self.freeze_all();
             (through, HeldMoment::now(self))
         };
@@ -177,5 +178,36 @@ struct LimitGuard<'a>(&'a Store);
 impl Drop for LimitGuard<'_> {
     fn drop(&mut self) {
         self.0.flush_limit.store(u64::MAX, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use lightkv_vfs::MemoryVfs;
+
+    use super::*;
+    use crate::Options;
+
+    /// Both waited for each other for half a minute, and with them every writer, until the range deletion gave up.
+    #[test]
+    fn flushes_go_on_while_a_range_deletion_is_awaited() {
+        let options = Options::new().vfs(Arc::new(MemoryVfs::new()));
+        let store = super::super::recovery::open(Path::new("/store"), &options).unwrap();
+        std::thread::scope(|scope| {
+            // As if it waited for room.
+            let deleting = store.deleting_ranges.lock();
+            let checkpoint = scope.spawn(|| store.checkpoint(Path::new("/copy")));
+            while !store.checkpointing.is_locked() {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(100));
+            assert_eq!(store.flush_limit.load(Ordering::SeqCst), u64::MAX);
+            drop(deleting);
+            checkpoint.join().unwrap().unwrap();
+        });
+        assert_eq!(store.flush_limit.load(Ordering::SeqCst), u64::MAX);
     }
 }

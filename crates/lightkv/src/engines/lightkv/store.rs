@@ -60,7 +60,7 @@ pub(crate) struct Store {
     /// Held to replace the list; the innermost lock.
     changing_ranges: Mutex<()>,
     /// Held while a range deletion comes about, and by whoever wants none to. Numbers of those that the manifest still
-    /// has to forget. Taken before partition locks.
+    /// has to forget. Taken before partition locks, and before flushes are held back: its holder may wait for room.
     pub(crate) deleting_ranges: Mutex<Vec<u64>>,
     /// There are such numbers.
     pub(crate) has_abandoned_ranges: AtomicBool,
