@@ -30,6 +30,7 @@ use super::journal_entry_layout::encode_head;
 use super::manifest::{ManifestEdit, RangeDeletion};
 use super::pacing::{Deadline, check_deadline};
 use super::partition::{Partition, Writer};
+use super::patience::Patience;
 use super::record_layout::RecordFields;
 use super::room::Room;
 use super::store::Store;
@@ -297,14 +298,14 @@ impl Store {
         if self.range_count() < RANGES_MAX {
             return Ok(());
         }
-        let start = Instant::now();
+        let mut patience = Patience::new(self.sizes.room_wait_max);
         let mut outcome = Ok(());
         self.background.wait_until(self, || {
             if self.range_count() < RANGES_MAX {
                 return true;
             }
             self.background.look_at_ranges();
-            if start.elapsed() > self.sizes.room_wait_max {
+            if patience.is_over() {
                 outcome = Err(Error::TooManyRangeDeletions { limit: RANGES_MAX });
             } else if let Err(error) = check_deadline(deadline, std::time::Duration::ZERO) {
                 outcome = Err(error);

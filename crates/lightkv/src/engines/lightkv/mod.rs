@@ -21,7 +21,7 @@
 //! | `tree`, `partition`, `top_leaf`, `sorted_view` | the radix-hash tree and what hangs in it |
 //! | `buffer`, `record_layout` | the write buffer and its records |
 //! | `room` | growing, splitting, freezing leaves |
-//! | `flush`, `compaction`, `background`, `pacing` | what happens behind the writers' backs |
+//! | `flush`, `compaction`, `background`, `pacing`, `patience` | what happens behind the writers' backs |
 //! | `recovery`, `checkpoint`, `pool_image` | how what survives comes back; `engines/manifest` has the rest |
 //! | `delete_range`, `range_deletions` | deleting all keys of a range |
 //! | `table_list`, `run_source` | the tables of a partition as runs |
@@ -70,6 +70,7 @@ mod leaf_source;
 mod memory;
 mod pacing;
 mod partition;
+mod patience;
 mod pool_image;
 mod pool_image_layout;
 mod range_deletions;

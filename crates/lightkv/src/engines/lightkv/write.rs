@@ -24,6 +24,7 @@ use super::buffer::RunHandle;
 use super::journal_entry_layout::encode_head;
 use super::pacing::{Deadline, check_deadline};
 use super::partition::{Partition, Writer};
+use super::patience::Patience;
 use super::record_layout::{BatchMembership, RecordFields, record_len};
 use super::room::Room;
 use super::store::Store;
@@ -111,7 +112,7 @@ impl Store {
         );
         let parts: [&[u8]; 3] = [&head, operation.key, &operation.value];
         let mut payload: Option<Payload<'_>> = None;
-        let mut waiting: Option<Instant> = None;
+        let mut waiting: Option<Patience> = None;
         let (sequence, end) = loop {
             let guard = crossbeam_epoch::pin();
             let partition = self.route(operation.key, &guard);
@@ -145,8 +146,8 @@ impl Store {
                 }
             }
         };
-        if let Some(since) = waiting {
-            self.counters.stalled(since.elapsed());
+        if let Some(patience) = waiting {
+            self.counters.stalled(patience.elapsed());
         }
         self.give_way(sequence);
         if options.sync {
@@ -363,7 +364,7 @@ impl Store {
         let deadline = options.deadline.map(|wait_max| Instant::now() + wait_max);
         self.pacing
             .admit(bytes, self.buffer.used_bytes(), deadline, &self.counters)?;
-        let mut waiting: Option<Instant> = None;
+        let mut waiting: Option<Patience> = None;
         let end = loop {
             match self.try_write_batch(&operations, deadline)? {
                 Attempt::Done(end) => break end,
@@ -371,8 +372,8 @@ impl Store {
                 Attempt::Exhausted => self.wait_for_room(&mut waiting, deadline)?,
             }
         };
-        if let Some(since) = waiting {
-            self.counters.stalled(since.elapsed());
+        if let Some(patience) = waiting {
+            self.counters.stalled(patience.elapsed());
         }
         self.tables.shared.give_way();
         if options.sync {
@@ -639,13 +640,13 @@ impl Store {
     /// Waits a moment for flushes to free space; an error if they cannot, or not in time.
     pub(super) fn wait_for_room(
         &self,
-        waiting: &mut Option<Instant>,
+        waiting: &mut Option<Patience>,
         deadline: Deadline,
     ) -> Result<()> {
         check_deadline(deadline, ROOM_INTERVAL)?;
-        let since = waiting.get_or_insert_with(Instant::now);
+        let patience = waiting.get_or_insert_with(|| Patience::new(self.sizes.room_wait_max));
         self.health.check()?;
-        if since.elapsed() > self.sizes.room_wait_max {
+        if patience.is_over() {
             return Err(Error::BufferFull {
                 limit_bytes: self.buffer.limit_bytes(),
             });
