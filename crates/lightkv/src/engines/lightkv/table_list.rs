@@ -230,23 +230,14 @@ pub(crate) fn clusters(tables: &[PartitionTable], lower: &[u8]) -> Vec<Vec<usize
 pub(crate) mod tests {
     use super::*;
     use crate::engines::lightkv::manifest::TableMetadata;
-    use crate::engines::lightkv::table_set::TableContext;
-    use lightkv_table::{TableOptions, TableShared};
-    use parking_lot::Mutex;
+    use crate::engines::lightkv::table_set::tests::context;
+    use lightkv_vfs::MemoryVfs;
     use proptest::prelude::*;
+    use std::path::Path;
 
     /// Tables that exist only as metadata, newest first with their weights; numbered from 1.
     pub(crate) fn listed_with(tables: Vec<(TableMetadata, u32)>) -> Vec<PartitionTable> {
-        let context = Arc::new(TableContext {
-            vfs: Arc::new(lightkv_vfs::MemoryVfs::new()),
-            directory: "/".into(),
-            options: TableOptions::default(),
-            shared: Arc::new(TableShared::new(0, 1)),
-            store_identity: 1,
-            live: Mutex::default(),
-            values: Mutex::default(),
-            discarded: Mutex::default(),
-        });
+        let context = context(MemoryVfs::new(), Path::new("/"));
         (1..)
             .zip(tables)
             .map(|(file_number, (metadata, weight))| PartitionTable {

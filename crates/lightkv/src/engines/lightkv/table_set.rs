@@ -282,9 +282,23 @@ pub(crate) fn read_large_value(context: &TableContext, reference: &[u8]) -> Resu
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use lightkv_vfs::{MemoryVfs, OpenMode};
+
+    /// A store's context without tables yet.
+    pub(crate) fn context(vfs: MemoryVfs, directory: &Path) -> Arc<TableContext> {
+        Arc::new(TableContext {
+            vfs: Arc::new(vfs),
+            directory: directory.into(),
+            options: TableOptions::default(),
+            shared: Arc::new(TableShared::new(0, 1)),
+            store_identity: 1,
+            live: Mutex::default(),
+            values: Mutex::default(),
+            discarded: Mutex::default(),
+        })
+    }
 
     struct Files {
         vfs: MemoryVfs,
@@ -302,16 +316,7 @@ mod tests {
             for path in paths {
                 vfs.open(path, OpenMode::CreateNew).unwrap();
             }
-            let context = Arc::new(TableContext {
-                vfs: Arc::new(vfs.clone()),
-                directory: directory.into(),
-                options: TableOptions::default(),
-                shared: Arc::new(TableShared::new(0, 1)),
-                store_identity: 1,
-                live: Mutex::default(),
-                values: Mutex::default(),
-                discarded: Mutex::default(),
-            });
+            let context = context(vfs.clone(), directory);
             Self { vfs, context }
         }
 
