@@ -75,6 +75,14 @@ class Tidy(unittest.TestCase):
         pages = {"docs/format/y.md": "Code: `y_layout.rs`"}
         self.assertEqual(list(tidy.format_problems(names, pages)), [])
 
+    def test_examples(self) -> None:
+        code = {"crates/x/src/lib.rs": "/// ```text\n/// ```\n/// ```\n/// f();\n/// ```\n"}
+        silent = {"crates/x/Cargo.toml": "[lib]\ndoctest = false\n"}
+        self.assertNotEqual(list(tidy.example_problems(code | silent)), [])
+        text_only = {"crates/x/src/lib.rs": "/// ```text\n/// f();\n/// ```\n"}
+        self.assertEqual(list(tidy.example_problems(text_only | silent)), [])
+        self.assertEqual(list(tidy.example_problems(code | {"crates/x/Cargo.toml": "[lib]\n"})), [])
+
     def test_links(self) -> None:
         pages = {"data/README.md": "# A\n\n## The `b`, c\n"}
         for line, count in [

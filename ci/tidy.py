@@ -144,6 +144,22 @@ def format_problems(names: list[str], texts: dict[str, str]) -> Iterator[str]:
             yield f"{name}: no page of docs/format names it; describe the format byte for byte"
 
 
+DOC_FENCE = re.compile(r"^\s*//[/!] ?```(.*)$", re.MULTILINE)
+
+
+def example_problems(texts: dict[str, str]) -> Iterator[str]:
+    """Where building examples of documentation is switched off, to save its time, there are none."""
+    for manifest, text in texts.items():
+        if not manifest.endswith("Cargo.toml") or not re.search(r"^doctest = false", text, re.MULTILINE):
+            continue
+        for name in texts:
+            if not name.startswith(f"{pathlib.PurePosixPath(manifest).parent}/src/"):
+                continue
+            # Every other fence ends a block.
+            if {"", "rust", "no_run", "should_panic", "compile_fail"} & set(DOC_FENCE.findall(texts[name])[::2]):
+                yield f"{name}: an example, but {manifest} says doctest = false; take that out"
+
+
 def anchors(text: str) -> set[str]:
     """Names under which the headings of a page can be linked to."""
     found: set[str] = set()
@@ -199,6 +215,7 @@ def main() -> None:
             problems += link_problems(name, text, texts)
     problems += unsafe_list_problems(texts)
     problems += format_problems(names, texts)
+    problems += example_problems(texts)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     if problems:

@@ -84,6 +84,8 @@ impl Media {
             .vfs(Arc::new(self.files.clone()))
             .tuning(Tuning {
                 buffer_bytes: Some(256 << 10),
+                // Each crash copies the pool; the other engine's is as large as its buffer.
+                pool_bytes: (self.engine == EngineKind::HiKv).then_some(1 << 20),
                 segment_bytes: Some(4 << 10),
                 leaf_entries: Some(16),
                 max_leaf_nodes: Some(8),
