@@ -305,10 +305,10 @@ impl Store {
                 return true;
             }
             self.background.look_at_ranges();
-            if patience.is_over() {
+            // The deadline first: whoever gave one hears of it, however late this look is.
+            outcome = check_deadline(deadline, std::time::Duration::ZERO);
+            if outcome.is_ok() && patience.is_over() {
                 outcome = Err(Error::TooManyRangeDeletions { limit: RANGES_MAX });
-            } else if let Err(error) = check_deadline(deadline, std::time::Duration::ZERO) {
-                outcome = Err(error);
             }
             outcome.is_err()
         })?;
