@@ -547,7 +547,8 @@ impl Pool {
         if self.kind != SourceKind::Volatile {
             return;
         }
-        let end = end.min(self.size_bytes());
+        // Units may be smaller than pages; the pool ends with a page.
+        let end = end.next_multiple_of(4096).min(self.size_bytes());
         let next_step = |at: u64| (at < end).then(|| (at + POPULATE_STEP_BYTES).min(end));
         // Relaxed: the steps are shared out between the callers, and order nothing.
         while let Ok(offset) =

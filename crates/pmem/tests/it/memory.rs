@@ -111,6 +111,18 @@ fn volatile_memory_neither_flushes_nor_fences() {
 }
 
 #[test]
+fn volatile_memory_is_made_ready_for_units_smaller_than_pages() {
+    let mut options = options(SourceRequest::Volatile);
+    options.segment_unit_bytes = 1024;
+    let pool = Pool::create(options).unwrap();
+    // An extent, so that its end is not what is asked for.
+    pool.allocate(Arena::Segments, 1, 0).unwrap().unwrap();
+    for units in [3, 4, 6, 9] {
+        assert!(pool.reserve(Arena::Segments, units).unwrap());
+    }
+}
+
+#[test]
 fn unused_volatile_memory_goes_back_to_the_system_once() {
     let pool = Pool::create(options(SourceRequest::Volatile)).unwrap();
     let runs: Vec<_> = (0..8)
