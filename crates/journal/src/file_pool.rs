@@ -42,7 +42,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use lightkv_vfs::{Mapping, OpenMode, Vfs, VfsFile};
+use lightkv_vfs::{Mapping, OpenMode, Vfs, VfsFile, is_out_of_descriptors};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::{JournalError, Result};
@@ -385,7 +385,10 @@ impl FilePool {
             .and_then(|prepared| {
                 vfs.sync_directory(&self.settings.directory)
                     .inspect_err(|error| {
-                        self.poison(&self.settings.directory, "sync directory", error)
+                        // Without a descriptor nothing was synced, so nothing can have been dropped.
+                        if !is_out_of_descriptors(error) {
+                            self.poison(&self.settings.directory, "sync directory", error);
+                        }
                     })
                     .map_err(|error| {
                         JournalError::io(&self.settings.directory, "sync directory", error)

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use lightkv_vfs::is_out_of_descriptors;
+
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -11,7 +13,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused an operation on a file.
+    /// The operating system refused an operation on a file. If the process may have no more open files, nothing is lost and
+    /// no reopen needed: writes and merges go on by themselves when there are descriptors again.
     #[error("{}: cannot {operation}: {source}", path.display())]
     Io {
         /// The file or directory.
@@ -161,6 +164,62 @@ pub enum Error {
     /// The store was closed through another handle.
     #[error("the store was closed")]
     Closed,
+}
+
+impl Error {
+    /// Whether something was in short supply, space or descriptors, so that nothing was done and the same works again
+    /// when others have let go of it.
+    pub(crate) fn is_shortage(&self) -> bool {
+        Shortage::of(self).is_some()
+    }
+}
+
+/// What a job was short of. Told to all who wait for it.
+#[derive(Clone, Debug)]
+pub(crate) enum Shortage {
+    /// See [`Error::NoSpace`].
+    Space { path: PathBuf },
+    /// The process, or the system, may have no more open files: `errno`.
+    Descriptors {
+        path: PathBuf,
+        operation: &'static str,
+        errno: i32,
+    },
+}
+
+impl Shortage {
+    pub(crate) fn of(error: &Error) -> Option<Self> {
+        match error {
+            Error::NoSpace { path } => Some(Self::Space { path: path.clone() }),
+            Error::Io {
+                path,
+                operation,
+                source,
+            } if is_out_of_descriptors(source) => Some(Self::Descriptors {
+                path: path.clone(),
+                operation,
+                errno: source.raw_os_error()?,
+            }),
+            _ => None,
+        }
+    }
+}
+
+impl From<Shortage> for Error {
+    fn from(shortage: Shortage) -> Self {
+        match shortage {
+            Shortage::Space { path } => Self::NoSpace { path },
+            Shortage::Descriptors {
+                path,
+                operation,
+                errno,
+            } => Self::Io {
+                path,
+                operation,
+                source: io::Error::from_raw_os_error(errno),
+            },
+        }
+    }
 }
 
 /// An operating-system error with its place; a lack of space gets its own kind.

@@ -235,7 +235,9 @@ impl Options {
         self
     }
 
-    /// Table files kept open at once; default 512, so that the usual limit of 1,024 a process suffices.
+    /// Table files kept open at once; default 512, so that the usual limit of 1,024 a process suffices. About a dozen
+    /// descriptors come on top: journal, manifest, lock and the files being written. A process that has none left gives up
+    /// some of its tables; if that is not enough, calls fail with [`Error::Io`] and work again when there are some.
     pub fn max_open_files(mut self, files: usize) -> Self {
         self.max_open_files = files;
         self

@@ -11,11 +11,11 @@ pub type Result<T, E = TableError> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum TableError {
     /// The operating system refused a call. Other tables are not affected.
-    #[error("{operation} of {} at offset {offset} failed: {source}", path.display())]
+    #[error("cannot {operation} {} at offset {offset}: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What was tried: "read", "write", "open", ...
+        /// What was tried, as a verb: "read", "write", "open", ...
         operation: &'static str,
         /// Where in the file, in bytes; 0 if it concerns the whole file.
         offset: u64,

@@ -9,7 +9,7 @@
 //! made under the ring's lock but closing a file. A file that loses its slot during a read is closed
 //! when that read ends, so besides the limit there can be one more file per thread that is reading.
 
-use lightkv_vfs::VfsFile;
+use lightkv_vfs::{VfsFile, is_out_of_descriptors};
 use parking_lot::{Mutex, RwLock};
 use std::io;
 use std::sync::Arc;
@@ -75,10 +75,7 @@ impl FileHandles {
             while ring.open >= self.max_open_files && ring.evict() {}
             ring.open += 1;
         }
-        let mut opened = open();
-        if opened.as_ref().is_err_and(is_out_of_descriptors) && self.shrink() {
-            opened = open();
-        }
+        let opened = self.with_descriptors(open);
         let mut ring = self.ring.lock();
         let file = match opened {
             Ok(file) => file,
@@ -98,6 +95,14 @@ impl FileHandles {
         slot.used.store(true, Ordering::Relaxed);
         ring.slots.push(Arc::clone(slot));
         Ok(file)
+    }
+
+    /// See [`TableShared::with_descriptors`](crate::TableShared::with_descriptors).
+    pub(crate) fn with_descriptors<T>(&self, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        match open() {
+            Err(error) if is_out_of_descriptors(&error) && self.shrink() => open(),
+            opened => opened,
+        }
     }
 
     /// The process has no descriptors left: gives half of ours back. False if there are none.
@@ -152,13 +157,6 @@ impl Ring {
         }
         false
     }
-}
-
-/// EMFILE and ENFILE have no kind of their own.
-fn is_out_of_descriptors(error: &io::Error) -> bool {
-    const ENFILE: i32 = 23;
-    const EMFILE: i32 = 24;
-    matches!(error.raw_os_error(), Some(ENFILE | EMFILE))
 }
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ impl TableReader {
             .map_err(|error| TableError::from_io(path, "open", 0, error))?;
         let file_len = file
             .len_bytes()
-            .map_err(|error| TableError::from_io(path, "length query", 0, error))?;
+            .map_err(|error| TableError::from_io(path, "get the length of", 0, error))?;
         let opening = Opening {
             path,
             file: &*file,

@@ -4,6 +4,7 @@ use crate::cache::TableCache;
 use crate::file_handles::FileHandles;
 use parking_lot::Mutex;
 use std::fmt;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -71,6 +72,12 @@ impl TableShared {
             waiting_reads: Counter::default(),
             has_scans: AtomicBool::new(false),
         }
+    }
+
+    /// Does what needs a descriptor, for a table or for something else. If the process has none left, some that are kept
+    /// for tables are given back, and it is done again.
+    pub fn with_descriptors<T>(&self, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        self.handles.with_descriptors(open)
     }
 
     /// Notes that the caller is about to wait for a read of a table.

@@ -165,9 +165,12 @@ impl TableWriter {
         hash: HashFunction,
         shared: Option<Arc<TableShared>>,
     ) -> Result<Self> {
-        let file = vfs
-            .open_direct(path, OpenMode::CreateNew)
-            .map_err(|error| TableError::from_io(path, "creation", 0, error))?;
+        let create = || vfs.open_direct(path, OpenMode::CreateNew);
+        let file = match &shared {
+            Some(shared) => shared.with_descriptors(create),
+            None => create(),
+        }
+        .map_err(|error| TableError::from_io(path, "create", 0, error))?;
         let write_bytes = options
             .write_bytes
             .clamp(*WRITE_BYTES.start(), *WRITE_BYTES.end());
@@ -376,7 +379,7 @@ impl TableWriter {
         self.finished = true;
         self.vfs
             .remove_file(&self.path)
-            .map_err(|error| TableError::from_io(&self.path, "removal", 0, error))
+            .map_err(|error| TableError::from_io(&self.path, "remove", 0, error))
     }
 
     fn invalid(&self, message: &str) -> TableError {

@@ -31,6 +31,15 @@ pub fn processor_count() -> usize {
     COUNT.with(|count| *count)
 }
 
+/// Whether a call failed because the process or the system may have no more open files (`EMFILE`, `ENFILE`, which have no
+/// [`io::ErrorKind`]). Only opening, creating and [`Vfs::sync_directory`] fail so, and then nothing was done.
+pub fn is_out_of_descriptors(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    [Errno::MFILE, Errno::NFILE]
+        .iter()
+        .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
 /// How [`Vfs::open`] treats an existing and a missing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenMode {

@@ -420,9 +420,9 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends all commits, unless only space was missing.
+    /// Ends all commits, unless only space or descriptors were missing.
     fn fail(&mut self, failure: &Failure) {
-        if !failure.is_no_space() {
+        if !failure.is_shortage() {
             self.poison = Some(failure.to_error().to_string());
         }
     }

@@ -55,6 +55,8 @@ pub enum FaultKind {
     /// ENOENT ([`io::ErrorKind::NotFound`]): as if another thread had just removed the file. The call has
     /// no effect.
     NotFound,
+    /// EMFILE: the process may have no more open files. The call has no effect.
+    NoDescriptors,
 }
 
 /// A planned failure; see [`MemoryVfs::inject`](crate::MemoryVfs::inject).
@@ -142,6 +144,9 @@ impl FaultKind {
             FaultKind::NoSpace => storage_full(),
             FaultKind::NotFound => {
                 io::Error::from_raw_os_error(rustix::io::Errno::NOENT.raw_os_error())
+            }
+            FaultKind::NoDescriptors => {
+                io::Error::from_raw_os_error(rustix::io::Errno::MFILE.raw_os_error())
             }
             // The real error numbers, so that code that looks at them is tested too.
             FaultKind::Io | FaultKind::ShortWrite | FaultKind::Lying => {

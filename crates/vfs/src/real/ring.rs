@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use io_uring::{IoUring, opcode, types};
 use parking_lot::Mutex;
 
-use crate::{FinishedRead, PendingReads, ReadRequest};
+use crate::{FinishedRead, PendingReads, ReadRequest, is_out_of_descriptors};
 
 /// Reads of one batch; more are done by ordinary calls.
 const RING_ENTRIES: u32 = 32;
@@ -74,13 +74,6 @@ pub(super) fn drop_kept() {
     // Dropped after the lock: closing a ring takes a while.
     let kept = std::mem::take(&mut *KEPT.lock());
     drop(kept);
-}
-
-fn is_out_of_descriptors(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    [Errno::MFILE, Errno::NFILE]
-        .iter()
-        .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 impl RingReads {

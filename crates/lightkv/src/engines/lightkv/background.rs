@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
@@ -14,13 +13,14 @@ use rustix::process::setpriority_process;
 use super::compaction::Installation;
 use super::partition::Partition;
 use super::store::Store;
+use crate::error::Shortage;
 use crate::{Error, Result};
 
 /// Threads that flush. Two, so that one sorts while the other waits for a sync.
 const FLUSH_THREADS: usize = 2;
 /// Nice value of the threads that merge: they take what others leave of the processor.
 const COMPACTION_NICE: i32 = 10;
-/// How long a full disk is left alone before the next try.
+/// How long a full disk, or a process without descriptors, is left alone before the next try.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// The same for merges, which read all of their input before they fail.
 const COMPACTION_RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -71,10 +71,10 @@ struct Queue {
     stopped: bool,
     /// A writer found the buffer full.
     urgent: bool,
-    /// The file that could not grow at the last try.
-    no_space: Option<PathBuf>,
+    /// Why the last flush could not be done yet.
+    shortage: Option<Shortage>,
     /// The same for merges, which writers do not depend on.
-    merge_no_space: Option<PathBuf>,
+    merge_shortage: Option<Shortage>,
 }
 
 /// A unit of background work.
@@ -307,9 +307,9 @@ impl Background {
         self.queue.lock().flushes.pop_front()
     }
 
-    /// The file that could not grow when a merge was tried last; the merge keeps its claim meanwhile.
-    pub(crate) fn merge_no_space(&self) -> Option<PathBuf> {
-        self.queue.lock().merge_no_space.clone()
+    /// Why the last merge could not be done yet; it keeps its claim meanwhile.
+    pub(crate) fn merge_shortage(&self) -> Option<Shortage> {
+        self.queue.lock().merge_shortage.clone()
     }
 
     /// Asks for a sync of what recovery replayed, up to the record of that number.
@@ -371,8 +371,8 @@ impl Background {
             self.run_inline();
         }
         let mut queue = self.queue.lock();
-        if let Some(path) = &queue.no_space {
-            return Err(Error::NoSpace { path: path.clone() });
+        if let Some(shortage) = &queue.shortage {
+            return Err(shortage.clone().into());
         }
         if queue.stopped {
             return Err(Error::Closed);
@@ -385,8 +385,8 @@ impl Background {
 
     /// Waits until `done` holds, asking again whenever a job ended; an error if jobs cannot succeed.
     pub(crate) fn wait_until(&self, store: &Store, mut done: impl FnMut() -> bool) -> Result<()> {
-        if self.inline.get().is_some() && self.queue.lock().no_space.is_some() {
-            // Nobody else has tried meanwhile whether space has returned.
+        if self.inline.get().is_some() && self.queue.lock().shortage.is_some() {
+            // Nobody else has tried meanwhile whether it is over.
             self.run_inline();
         }
         loop {
@@ -395,8 +395,8 @@ impl Background {
             }
             {
                 let queue = self.queue.lock();
-                if let Some(path) = &queue.no_space {
-                    return Err(Error::NoSpace { path: path.clone() });
+                if let Some(shortage) = &queue.shortage {
+                    return Err(shortage.clone().into());
                 }
                 if queue.stopped {
                     return Err(Error::Closed);
@@ -506,7 +506,7 @@ impl Background {
         }
     }
 
-    /// Leaves a full disk alone for a while. Whoever waits without threads does so elsewhere.
+    /// Leaves what is short alone for a while. Whoever waits without threads does so elsewhere.
     fn rest(&self, queue: &mut MutexGuard<'_, Queue>) {
         if self.inline.get().is_none() {
             self.work.wait_for(queue, RETRY_INTERVAL);
@@ -514,7 +514,8 @@ impl Background {
     }
 
     fn finish(&self, store: &Store, job: Job, result: Result<()>) {
-        if matches!(result, Err(Error::NoSpace { .. })) {
+        let shortage = result.as_ref().err().and_then(Shortage::of);
+        if shortage.is_some() {
             // Removed files keep their space until the last guard that could reach them is gone.
             super::flush::collect_garbage();
             store.tables.remove_discarded();
@@ -524,59 +525,65 @@ impl Background {
         queue.running -= u64::from(job.is_about_tables());
         // What the jobs did may have been what they waited for.
         queue.ranges |= has_ranges && job.is_about_tables() && queue.is_quiet();
-        match result {
-            Ok(()) => {
+        match (result, shortage) {
+            (Ok(()), _) => {
                 if matches!(job, Job::Flush(_)) {
-                    queue.no_space = None;
+                    queue.shortage = None;
                 }
                 if job.merging().is_some() {
-                    queue.merge_no_space = None;
+                    queue.merge_shortage = None;
                 }
             }
-            Err(Error::NoSpace { path }) if job.merging().is_some() => {
-                // A merge needs space for its output while its inputs are still there. Writers do not
-                // depend on it: they are told only when flushes fail.
-                tracing::warn!(path = %path.display(), "no space left for a compaction");
-                queue.merge_no_space = Some(path);
-                queue.compactions.extend(job.merging().cloned());
-                queue.compactions_resume = Some(Instant::now() + COMPACTION_RETRY_INTERVAL);
-            }
-            // A merge that was given up.
-            Err(Error::Closed) if self.is_stopping() => {}
-            Err(Error::NoSpace { path }) if !matches!(job, Job::Flush(_)) => {
-                // Growing ahead and recycling are tried again by themselves; a writer that really needs the
-                // space meets the error itself.
-                tracing::warn!(path = %path.display(), "no space left to prepare for writers");
-                if let Job::Settle(through) = job {
-                    queue.settle = Some(through);
-                }
-                self.ended.notify_all();
-                self.rest(&mut queue);
-                return;
-            }
-            Err(Error::NoSpace { path }) => {
-                // Nothing was lost: the same job is tried again when space may have returned.
-                tracing::warn!(path = %path.display(), "no space left for background work");
-                queue.no_space = Some(path);
-                if let Job::Flush(partition) = job {
-                    queue.flushes.push_front(partition);
-                }
+            (Err(error), Some(shortage)) => {
+                // Nothing was lost: whatever was to be done is tried again.
+                let will_rest = self.postpone(&mut queue, job, &error, shortage);
                 self.room.notify_all();
                 self.ended.notify_all();
-                self.rest(&mut queue);
+                if will_rest {
+                    self.rest(&mut queue);
+                }
                 return;
             }
-            Err(error) if job.merging().is_some() && is_unreadable(&error) => {
+            // A merge that was given up.
+            (Err(Error::Closed), _) if self.is_stopping() => {}
+            (Err(error), _) if job.merging().is_some() && is_unreadable(&error) => {
                 // Damaged input: its readers are told; the partition is left as it is, unmerged.
                 tracing::error!(%error, "a compaction met damage and was given up");
             }
-            Err(error) => {
+            (Err(error), _) => {
                 // A failed write or sync is never retried: what reached the disk is unknown.
                 store.health.poison(&error);
             }
         }
         self.room.notify_all();
         self.ended.notify_all();
+    }
+
+    /// Queues a job again that lacked something. Returns whether the thread should leave the others some time.
+    fn postpone(&self, queue: &mut Queue, job: Job, error: &Error, shortage: Shortage) -> bool {
+        if let Some(partition) = job.merging() {
+            // A merge needs space for its output while its inputs are still there. Writers do not depend on
+            // it: they are told only when flushes fail.
+            tracing::warn!(%error, "a compaction has to wait");
+            queue.compactions.push_back(partition.clone());
+            queue.compactions_resume = Some(Instant::now() + COMPACTION_RETRY_INTERVAL);
+            queue.merge_shortage = Some(shortage);
+            return false;
+        }
+        match job {
+            Job::Flush(partition) => {
+                tracing::warn!(%error, "a flush has to wait");
+                queue.flushes.push_front(partition);
+                queue.shortage = Some(shortage);
+            }
+            Job::Settle(through) => {
+                tracing::warn!(%error, "the sync of what recovery found has to wait");
+                queue.settle = Some(through);
+            }
+            // Tried again by themselves; a writer that really needs what is missing meets the error itself.
+            _ => tracing::warn!(%error, "preparations for writers have to wait"),
+        }
+        true
     }
 }
 

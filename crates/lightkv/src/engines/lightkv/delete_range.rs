@@ -115,7 +115,7 @@ impl Store {
     fn commit_ranges(&self, edit: ManifestEdit) -> Result<()> {
         match self.manifest.commit(edit) {
             Ok(_) => Ok(()),
-            Err(error @ Error::NoSpace { .. }) => Err(error),
+            Err(error) if error.is_shortage() => Err(error),
             Err(error) => {
                 self.health.poison(&error);
                 Err(error)

@@ -28,7 +28,7 @@ use super::store::Store;
 use super::table_list::TableList;
 use super::table_set::{table_path, value_path};
 use super::value_file::ValueReference;
-use crate::{Error, Result};
+use crate::Result;
 
 /// What writing one frozen leaf yielded.
 #[derive(Debug, Default)]
@@ -364,8 +364,9 @@ impl Store {
     ) -> Result<TableMetadata> {
         let summary = writer.finish()?;
         let directory = self.directory.join("tables");
-        self.vfs
-            .sync_directory(&directory)
+        self.tables
+            .shared
+            .with_descriptors(|| self.vfs.sync_directory(&directory))
             .map_err(|error| crate::error::io(&directory, "sync", error))?;
         Ok(TableMetadata {
             file_number: summary.table_id,
@@ -452,9 +453,9 @@ impl Store {
                 Ok(())
             }
             Err(error) => {
-                // Without space the edit did not happen, so nothing names the new tables. After any other
+                // For want of space or descriptors the edit did not happen, so nothing names the new tables. After any other
                 // failure it may have: then the files must stay.
-                if let Error::NoSpace { .. } = &error {
+                if error.is_shortage() {
                     for number in added_numbers {
                         self.tables.unregister(number, &[]);
                     }

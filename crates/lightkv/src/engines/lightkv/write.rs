@@ -609,17 +609,16 @@ impl Store {
         let identity = self.tables.store_identity;
         let reference = value_file::write(self.vfs.as_ref(), &path, identity, number, value, true)
             .inspect_err(|error| {
-                // Without space, or without the file, nothing happened. What a failed write or sync
-                // left on the medium is unknown.
-                let is_harmless = matches!(
+                // Without space or descriptors, or without the file, nothing happened. What a failed write or
+                // sync left on the medium is unknown.
+                let is_create = matches!(
                     error,
-                    Error::NoSpace { .. }
-                        | Error::Io {
-                            operation: "create",
-                            ..
-                        }
+                    Error::Io {
+                        operation: "create",
+                        ..
+                    }
                 );
-                if !is_harmless {
+                if !is_create && !error.is_shortage() {
                     self.health.poison(error);
                 }
             })?;
@@ -631,7 +630,7 @@ impl Store {
 
     pub(super) fn journal_failed(&self, error: lightkv_journal::JournalError) -> Error {
         let error = Error::from(error);
-        if !matches!(error, Error::NoSpace { .. } | Error::BatchTooLarge { .. }) {
+        if !error.is_shortage() && !matches!(error, Error::BatchTooLarge { .. }) {
             self.health.poison(&error);
         }
         error

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use lightkv_vfs::{OpenMode, Vfs, VfsFile};
+use lightkv_vfs::{OpenMode, Vfs, VfsFile, is_out_of_descriptors};
 
 use super::super::manifest_layout::{
     CURRENT_LEN_MAX_BYTES, CURRENT_NAME, CURRENT_TEMPORARY_NAME, DecodeError, FORMAT_VERSION,
@@ -60,23 +60,30 @@ impl Failure {
         }
     }
 
-    /// Whether nothing happened, and it will work again when there is space.
-    pub(super) fn is_no_space(&self) -> bool {
-        let is_space = matches!(
+    /// Whether nothing happened, and it will work again when there is space, or a descriptor.
+    pub(super) fn is_shortage(&self) -> bool {
+        (self.is_full() || is_out_of_descriptors(&self.source)) && !self.is_uncertain
+    }
+
+    fn is_full(&self) -> bool {
+        matches!(
             self.source.kind(),
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
-        );
-        is_space && !self.is_uncertain
+        )
     }
 
     /// The error to return; can be made as often as somebody waits for it.
     pub(super) fn to_error(&self) -> Error {
-        if self.is_no_space() {
+        if self.is_full() && !self.is_uncertain {
             return Error::NoSpace {
                 path: self.path.clone(),
             };
         }
         let source = match self.source.raw_os_error() {
+            // With its number it would say that nothing happened: see `Error::is_shortage`.
+            Some(_) if is_out_of_descriptors(&self.source) && self.is_uncertain => {
+                io::Error::other(self.source.to_string())
+            }
             Some(code) => io::Error::from_raw_os_error(code),
             None => io::Error::new(self.source.kind(), self.source.to_string()),
         };
@@ -196,7 +203,7 @@ pub(super) fn switch_current(
     vfs.rename(&temporary, &current).map_err(|source| {
         let failure = Failure::new(current, "replace", source);
         // Without space the name was not replaced; otherwise nobody knows.
-        let is_uncertain = !failure.is_no_space();
+        let is_uncertain = !failure.is_shortage();
         SwitchFailure {
             failure,
             is_uncertain,

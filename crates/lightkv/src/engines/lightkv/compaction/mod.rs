@@ -124,7 +124,7 @@ impl Store {
                     (installation.added, installation.is_retaining) = (added, is_retaining);
                 }
                 // The job is tried again, and keeps the claim on the partition.
-                Err(error @ Error::NoSpace { .. }) => return Err(error),
+                Err(error) if error.is_shortage() => return Err(error),
                 Err(error) => {
                     partition.lock().compacting = false;
                     return Err(error);
@@ -140,7 +140,7 @@ impl Store {
         if let Some(plan) = installation.plan.take() {
             let added = std::mem::take(&mut installation.added);
             let result = self.install(&partition, &plan, added, installation.is_retaining);
-            if let Err(Error::NoSpace { .. }) = result {
+            if result.as_ref().is_err_and(Error::is_shortage) {
                 return result; // as above: all of it is done again
             }
             if result.is_err() {
@@ -202,19 +202,19 @@ impl Store {
             }
             self.health.check()?;
             // Claim the partition as a background merge would, so that no split comes between.
-            let mut no_space = None;
+            let mut shortage = None;
             self.background.wait_until(self, || {
                 let mut writer = partition.lock();
                 let is_ours = writer.dead || !std::mem::replace(&mut writer.compacting, true);
                 drop(writer);
-                // A merge that meets a full disk keeps its claim until space returns, which may be never.
+                // A merge that lacks space keeps its claim until space returns, which may be never.
                 if !is_ours {
-                    no_space = self.background.merge_no_space();
+                    shortage = self.background.merge_shortage();
                 }
-                is_ours || no_space.is_some()
+                is_ours || shortage.is_some()
             })?;
-            if let Some(path) = no_space {
-                return Err(Error::NoSpace { path });
+            if let Some(shortage) = shortage {
+                return Err(shortage.into());
             }
             if partition.lock().dead {
                 // Its parts list its tables.
