@@ -360,7 +360,7 @@ pub(crate) fn prefix_range(prefix: &[u8]) -> KeyRange {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

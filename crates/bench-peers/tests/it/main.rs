@@ -29,7 +29,7 @@ fn succeeded(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs an experiment of the paper with 8 MiB in the place of its 100 GB.
+/// Runs an experiment of the paper with 2 MiB in the place of its 100 GB.
 fn repeat(directory: &Path, experiment: &str, more: &[&str]) -> String {
     let program = env!("CARGO_BIN_EXE_lightkv-bench-peers");
     let mut command = Command::new(program);
@@ -41,7 +41,7 @@ fn repeat(directory: &Path, experiment: &str, more: &[&str]) -> String {
         "--output",
         "results",
     ];
-    command.args(["paper", experiment, "--data-mib", "8", "--rounds", "1"]);
+    command.args(["paper", experiment, "--data-mib", "2", "--rounds", "1"]);
     command.args(paths).args(more).current_dir(directory);
     succeeded(&command.output().unwrap())
 }

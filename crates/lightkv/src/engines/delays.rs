@@ -91,7 +91,7 @@ impl DelayHistogram {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -33,7 +33,7 @@ mod file;
 pub(super) mod fuzzing;
 mod queue;
 mod state;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 use std::path::{Path, PathBuf};

@@ -25,11 +25,11 @@ use operation::Operation;
 use random::Random;
 use sequence::Events;
 
-/// Sequences of a run without `LIGHTKV_MODEL_SEQUENCES`; fewer where they take longer than a minute, but not below
+/// Sequences of a run without `LIGHTKV_MODEL_SEQUENCES`; fewer where they take longer than `SEQUENCES_TIME`, but not below
 /// `SEQUENCES_MIN`.
 const SEQUENCES_DEFAULT: u64 = 150;
 const SEQUENCES_MIN: u64 = 60;
-const SEQUENCES_TIME: Duration = Duration::from_secs(60);
+const SEQUENCES_TIME: Duration = Duration::from_secs(40);
 /// A sequence that takes longer is worth a line.
 const SLOW_AFTER: Duration = Duration::from_secs(4);
 /// An operation that takes so many seconds of the watching thread hangs. Seconds are counted one by one: a

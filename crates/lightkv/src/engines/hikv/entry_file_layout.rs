@@ -181,7 +181,7 @@ pub(crate) fn take_entry<'a>(bytes: &mut &'a [u8], key: &mut Vec<u8>) -> Option<
     Some(value)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

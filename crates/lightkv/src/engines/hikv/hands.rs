@@ -65,7 +65,7 @@ impl Drop for Hand<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

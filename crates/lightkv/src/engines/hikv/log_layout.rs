@@ -103,7 +103,7 @@ pub(crate) fn decode(place: LogPlace, bytes: &[u8]) -> Option<Record<'_>> {
     })
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

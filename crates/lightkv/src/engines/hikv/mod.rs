@@ -77,7 +77,7 @@ mod root_layout;
 mod sampler;
 mod scan;
 mod size_classes;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod space_tests;
 mod statistics;
 mod store;

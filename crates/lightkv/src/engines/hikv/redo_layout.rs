@@ -93,7 +93,7 @@ pub(crate) fn decode(place: RedoPlace, bytes: &[u8]) -> Option<Vec<Change>> {
         .collect()
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

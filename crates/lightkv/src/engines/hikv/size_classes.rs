@@ -59,7 +59,7 @@ pub(crate) fn slot_bytes(class: usize) -> u64 {
     base + base / CLASSES_PER_DOUBLING * (class % CLASSES_PER_DOUBLING + 1)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

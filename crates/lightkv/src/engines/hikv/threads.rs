@@ -70,7 +70,7 @@ struct Crew {
     hands_changed: Event,
     is_stopping: AtomicBool,
     /// Looks at the queues, for tests: an idle store has none.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     looks: AtomicUsize,
 }
 
@@ -98,7 +98,7 @@ impl BackEnd {
             wanted: AtomicUsize::new(options.fixed.unwrap_or(1).min(threads)),
             hands_changed: Event::new(),
             is_stopping: AtomicBool::new(false),
-            #[cfg(test)]
+            #[cfg(all(test, not(loom)))]
             looks: AtomicUsize::new(0),
         });
         // From here on dropping it stops what was started.
@@ -229,7 +229,7 @@ impl Crew {
 
     /// One look at the queues of hand `number`, then at those of others if there was nothing.
     fn work(&self, number: usize, hands: usize) -> usize {
-        #[cfg(test)]
+        #[cfg(all(test, not(loom)))]
         self.looks.fetch_add(1, Ordering::Relaxed);
         let begin = Instant::now();
         let own = (number..self.queues.count()).step_by(hands.max(1));

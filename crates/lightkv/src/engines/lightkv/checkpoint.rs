@@ -181,7 +181,7 @@ impl Drop for LimitGuard<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::Arc;
     use std::time::Duration;

@@ -60,7 +60,7 @@ pub(crate) fn split_operation(payload: &[u8]) -> Option<(Operation<'_>, &[u8])> 
     ))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

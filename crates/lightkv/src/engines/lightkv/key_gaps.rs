@@ -159,7 +159,7 @@ fn complete(occurs: &mut [bool; 256]) {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -84,7 +84,7 @@ impl KeySketch {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use lightkv_table::hash_key;

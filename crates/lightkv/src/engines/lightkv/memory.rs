@@ -164,7 +164,7 @@ fn cache_capacity_bytes(budget_bytes: u64, used_bytes: u64) -> u64 {
     left.max(budget_bytes / CACHE_PART_MIN)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

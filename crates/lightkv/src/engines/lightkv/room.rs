@@ -391,7 +391,7 @@ fn padded_common_prefix_len(a: &[u8], b: &[u8]) -> usize {
         .unwrap_or(usize::MAX)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -61,7 +61,7 @@ fn unpack(means: u64) -> (i64, i64) {
     ((means >> 32) as i64, (means & u64::from(u32::MAX)) as i64)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

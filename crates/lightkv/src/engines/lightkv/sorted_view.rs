@@ -258,7 +258,7 @@ pub(crate) fn key_order(a: &SortedEntry, b: &SortedEntry, buffer: &WriteBuffer) 
     })
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -226,7 +226,7 @@ pub(crate) fn clusters(tables: &[PartitionTable], lower: &[u8]) -> Vec<Vec<usize
     clusters
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 pub(crate) mod tests {
     use super::*;
     use crate::engines::lightkv::manifest::TableMetadata;

@@ -281,7 +281,7 @@ pub(crate) fn read_large_value(context: &TableContext, reference: &[u8]) -> Resu
     )
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 pub(crate) mod tests {
     use super::*;
     use lightkv_vfs::{MemoryVfs, OpenMode};

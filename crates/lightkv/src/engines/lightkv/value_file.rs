@@ -264,7 +264,7 @@ fn decode_header(path: &Path, bytes: &[u8; HEADER_LEN_BYTES]) -> Result<ValueFil
     })
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use lightkv_vfs::{Fault, FaultKind, MemoryVfs, Operation};

@@ -180,18 +180,18 @@ impl OrderedIndex {
     }
 
     /// The smallest entry at or behind `bound`; its key replaces what is in `out`.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn next_from(&self, bound: Bound<&[u8]>, out: &mut Vec<u8>) -> Option<u64> {
         self.one_from(bound, false, out)
     }
 
     /// The largest entry at or before `bound`; its key replaces what is in `out`.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn previous_from(&self, bound: Bound<&[u8]>, out: &mut Vec<u8>) -> Option<u64> {
         self.one_from(bound, true, out)
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     fn one_from(&self, bound: Bound<&[u8]>, reverse: bool, out: &mut Vec<u8>) -> Option<u64> {
         let mut batch = EntryBatch::new();
         self.fill(bound, reverse, 1, &mut batch);

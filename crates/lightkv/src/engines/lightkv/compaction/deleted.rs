@@ -77,7 +77,7 @@ impl Policy {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::plan::apply;
     use super::*;

@@ -151,7 +151,7 @@ impl Plan {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::engines::lightkv::manifest::TableMetadata;

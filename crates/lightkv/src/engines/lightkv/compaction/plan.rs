@@ -194,7 +194,7 @@ fn groups(tables: &[PartitionTable]) -> impl Iterator<Item = Range<usize>> + '_ 
         })
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::engines::lightkv::table_list::tests::listed;
