@@ -142,7 +142,7 @@ fn the_space_that_an_idle_thread_wrote_is_used_again() {
         let start = Instant::now();
         let used_bytes = || db.stats().levels.buffer_bytes;
         // What is written here, and a little that other tests' guards may hold back.
-        while used_bytes() > 8 << 10 && start.elapsed() < Duration::from_secs(10) {
+        while used_bytes() > 8 << 10 && start.elapsed() < Duration::from_secs(100) {
             db.put(key(0), "2").unwrap();
             db.flush().unwrap();
         }
@@ -258,7 +258,7 @@ fn a_closed_store_keeps_no_file_open() {
     drop(db);
     // Other tests' guards may hold back what reads let go of, for a moment.
     let start = Instant::now();
-    while open_files() > 0 && start.elapsed() < Duration::from_secs(10) {
+    while open_files() > 0 && start.elapsed() < Duration::from_secs(100) {
         drop(Db::open(directory.path().join("other")).unwrap());
     }
     assert_eq!(open_files(), 0);
@@ -332,7 +332,7 @@ fn a_compaction_on_a_full_disk_says_so_instead_of_waiting() {
             }
             let _ = sender.send(Some(db.compact(..)));
         });
-        let result = receiver.recv_timeout(Duration::from_secs(20));
+        let result = receiver.recv_timeout(Duration::from_secs(200));
         match result.expect("compact waits for a merge that cannot go on") {
             Some(Err(lightkv::Error::NoSpace { .. })) => reports += 1,
             Some(Err(error)) => panic!("{error}"),
