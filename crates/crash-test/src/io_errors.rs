@@ -182,8 +182,12 @@ fn kinds_of(operation: FileOperation) -> &'static [FaultKind] {
     match operation {
         FileOperation::Write => &[FaultKind::Io, FaultKind::NoSpace, FaultKind::ShortWrite],
         FileOperation::SyncData => &[FaultKind::Io, FaultKind::NoSpace, FaultKind::Lying],
-        FileOperation::SyncDirectory => &[FaultKind::Io, FaultKind::Lying],
-        FileOperation::Read | FileOperation::Lock | FileOperation::List => &[FaultKind::Io],
+        FileOperation::Open => &[FaultKind::Io, FaultKind::NoSpace, FaultKind::NoDescriptors],
+        FileOperation::SyncDirectory => {
+            &[FaultKind::Io, FaultKind::Lying, FaultKind::NoDescriptors]
+        }
+        FileOperation::Lock | FileOperation::List => &[FaultKind::Io, FaultKind::NoDescriptors],
+        FileOperation::Read => &[FaultKind::Io],
         _ => &[FaultKind::Io, FaultKind::NoSpace],
     }
 }
