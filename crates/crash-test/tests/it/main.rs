@@ -91,11 +91,11 @@ fn a_life_has_the_same_cuts_in_every_run() {
         let mut known = bound / 2;
         while bound - known > 1 {
             let middle = known.midpoint(bound);
-            *(if is_there(middle) {
-                &mut known
+            if is_there(middle) {
+                known = middle;
             } else {
-                &mut bound
-            }) = middle;
+                bound = middle;
+            }
         }
         bound
     };
