@@ -131,12 +131,12 @@ fn the_budget_holds() {
 
 #[test]
 fn the_budget_holds_with_a_pool() {
-    assert_kept(32 << 20, 50_000, 1024, "pool");
+    assert_kept(64 << 20, 100_000, 1024, "pool");
 }
 
 #[test]
 fn the_budget_holds_with_short_values() {
-    assert_kept(24 << 20, 150_000, 100, "journal");
+    assert_kept(48 << 20, 300_000, 100, "journal");
 }
 
 #[test]

@@ -29,7 +29,7 @@ use sequence::Events;
 /// `SEQUENCES_MIN`.
 const SEQUENCES_DEFAULT: u64 = 150;
 const SEQUENCES_MIN: u64 = 60;
-const SEQUENCES_TIME: Duration = Duration::from_secs(40);
+const SEQUENCES_TIME: Duration = Duration::from_secs(60);
 /// A sequence that takes longer is worth a line.
 const SLOW_AFTER: Duration = Duration::from_secs(4);
 /// An operation that takes so many seconds of the watching thread hangs. Seconds are counted one by one: a

@@ -154,7 +154,7 @@ fn check_step(index: &OrderedIndex, map: &mut Map, step: Step) {
 }
 
 proptest! {
-    #![proptest_config(if cfg!(miri) { ProptestConfig::with_cases(2) } else { ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 200 }))]
 
     #[test]
     fn answers_as_a_map_does(steps in vec(step(), 1..250)) {
