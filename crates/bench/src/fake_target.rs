@@ -5,7 +5,7 @@ use std::ops::Bound;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::keys::number;
 use crate::target::{Access, DurabilityClass, ReadValue, Target, TargetError, VisitEntry};
@@ -28,6 +28,8 @@ pub(crate) struct FakeTarget {
     calls: Mutex<Vec<Call>>,
     /// The put or get of this number, from 0, sleeps.
     pub(crate) pause: Option<(u64, Duration)>,
+    /// When each get began and ended.
+    pub(crate) gets: Mutex<Vec<(Instant, Instant)>>,
     /// Puts are forgotten.
     pub(crate) forgets: bool,
     /// Gets return without an answer.
@@ -100,12 +102,14 @@ impl Target for FakeTarget {
     }
 
     fn get(&self, key: &[u8], read: &mut ReadValue<'_>) -> Result<(), TargetError> {
+        let begin = Instant::now();
         self.note(Call::Get(number(key)));
         self.maybe_pause();
         if !self.silent {
             let value = self.records.lock().unwrap().get(key).cloned();
             read(value.as_deref());
         }
+        self.gets.lock().unwrap().push((begin, Instant::now()));
         Ok(())
     }
 
