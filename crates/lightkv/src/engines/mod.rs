@@ -5,6 +5,7 @@
 //! | `store_directory` | a store's lock, its manifest, which engine it belongs to |
 //! | `manifest`, `manifest_layout` | the durable truth about a store's structure |
 //! | `in_flight`, `snapshots` | consistent moments |
+//! | `readers` | waiting for reads that began before |
 //! | `health` | whether writes may be acknowledged |
 //! | `counters`, `delays` | counters that stay on |
 //! | `threads` | sharing the work of a recovery out |
@@ -17,6 +18,7 @@ pub(crate) mod in_flight;
 pub(crate) mod lightkv;
 pub(crate) mod manifest;
 pub(crate) mod manifest_layout;
+pub(crate) mod readers;
 pub(crate) mod snapshots;
 pub(crate) mod store_directory;
 pub(crate) mod threads;

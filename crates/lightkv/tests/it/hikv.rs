@@ -6,6 +6,9 @@ mod reopening;
 mod variants;
 
 use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use lightkv::{Db, EngineKind, Error, Options, PoolMedium, Tuning, WriteBatch, WriteOptions};
 use lightkv_pmem::{EmulatedBacking, EmulatedMedium};
@@ -189,6 +192,54 @@ fn a_full_pool_refuses_puts_and_nothing_else() {
     for number in 0..count / 3 {
         db.put(key(number), [2; 400]).unwrap();
     }
+    db.verify().unwrap();
+}
+
+/// A pool full of overwritten items is not full: who reads slowly, or was put aside by a busy machine, is waited for, until the
+/// deadline if there is one.
+#[test]
+fn a_full_pool_waits_for_slow_readers() {
+    const KEYS: u64 = 4000;
+    let directory = tempfile::tempdir().unwrap();
+    let db = small(&EmulatedBacking::new())
+        .open(directory.path())
+        .unwrap();
+    for number in 0..KEYS {
+        db.put(key(number), [0; 400]).unwrap();
+    }
+    let (begun, begins) = mpsc::channel();
+    let (end, ends) = mpsc::channel::<()>();
+    let reader = thread::spawn(move || {
+        // As if in the middle of a get.
+        let _guard = crossbeam_epoch::pin();
+        begun.send(()).unwrap();
+        ends.recv().unwrap();
+        thread::sleep(Duration::from_millis(600));
+    });
+    begins.recv().unwrap();
+    let hurried = WriteOptions::new().deadline(Duration::from_millis(400));
+    let overwrite = |number: u64| db.put_with(key(number % KEYS), [1; 400], hurried);
+    let (overwritten, error) = (0..10 * KEYS)
+        .find_map(|number| overwrite(number).err().map(|error| (number, error)))
+        .unwrap();
+    assert!(matches!(error, Error::DeadlineExceeded), "{error}");
+    assert!(overwritten > KEYS, "{overwritten}");
+    let mut batch = WriteBatch::new();
+    for number in 0..100 {
+        batch.put(key(number), [1; 400]);
+    }
+    let outcome = db.write_with(batch.clone(), hurried);
+    assert!(
+        matches!(outcome, Err(Error::DeadlineExceeded)),
+        "{outcome:?}"
+    );
+    end.send(()).unwrap();
+    db.write(batch).unwrap();
+    for number in 0..KEYS {
+        db.put(key(number), [2; 400]).unwrap();
+    }
+    reader.join().unwrap();
+    assert!(contents(&db).iter().all(|(_, value)| *value == [2; 400]));
     db.verify().unwrap();
 }
 

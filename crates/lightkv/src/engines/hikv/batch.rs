@@ -87,8 +87,11 @@ impl Store {
         let _hand = self.hands.begin();
         let mut fresh = Fresh::default();
         let outcome = self
-            .take_places(&mut operations, &mut fresh)
-            .and_then(|()| self.with_space(|| self.redo.take(operations.len(), &self.allocator)))
+            .take_places(&mut operations, &mut fresh, deadline)
+            .and_then(|()| {
+                let take = || self.redo.take(operations.len(), &self.allocator);
+                self.with_space(deadline, take)
+            })
             .and_then(|record| {
                 let outcome = self.apply(&operations, record, deadline);
                 if outcome.is_err() {
@@ -128,11 +131,17 @@ impl Store {
         Ok(prepared)
     }
 
-    fn take_places(&self, operations: &mut [Prepared<'_>], fresh: &mut Fresh) -> Result<()> {
+    fn take_places(
+        &self,
+        operations: &mut [Prepared<'_>],
+        fresh: &mut Fresh,
+        deadline: Deadline,
+    ) -> Result<()> {
         for operation in operations {
             if let Some(value) = operation.value {
                 let len_bytes = item_len(operation.key.len(), value.len());
-                let place = self.with_space(|| self.allocator.allocate(len_bytes, fresh))?;
+                let place =
+                    self.with_space(deadline, || self.allocator.allocate(len_bytes, fresh))?;
                 operation.place = Some(place);
             }
         }
@@ -145,7 +154,7 @@ impl Store {
             match self.try_apply(operations, record, deadline, is_cramped)? {
                 Attempt::Done => return Ok(()),
                 Attempt::Replaced => {}
-                Attempt::Full(hash) => match self.grow(hash, &crossbeam_epoch::pin()) {
+                Attempt::Full(hash) => match self.grow(hash, deadline) {
                     Err(Error::NoSpace { .. }) if !is_cramped => is_cramped = true,
                     outcome => outcome?,
                 },

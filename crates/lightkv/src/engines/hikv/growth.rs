@@ -1,11 +1,10 @@
 //! A partition gets a table of twice the lines: see `hash_index`.
 
-use crossbeam_epoch::Guard;
-
 use super::allocator::{KIND_TABLE, UNIT_BYTES};
 use super::hash_index::GrowingTable;
 use super::root_layout::{Entry, LINE_BYTES};
 use super::store::Store;
+use super::write::Deadline;
 use crate::{Error, Result};
 
 /// Units of the run that a table takes.
@@ -15,18 +14,24 @@ pub(crate) fn table_units(lines_log2: u32) -> u32 {
 }
 
 impl Store {
-    /// Doubles the table of a hash's partition, unless somebody else has.
-    pub(crate) fn grow(&self, hash: u64, guard: &Guard) -> Result<()> {
+    /// Doubles the table of a hash's partition, unless somebody else has. The caller holds no guard: space may have to be
+    /// waited for.
+    pub(crate) fn grow(&self, hash: u64, deadline: Deadline) -> Result<()> {
         let number = self.index.partition_of(hash);
         let partition = self.index.partition(number);
-        let table = partition.table(guard);
-        let lines_log2 = table.lines_log2() + 1;
+        let lines_log2 = partition.table(&crossbeam_epoch::pin()).lines_log2() + 1;
         self.allocator.take_back_runs();
-        let run = self.with_space(|| {
+        let run = self.with_space(deadline, || {
             let units = table_units(lines_log2);
             self.allocator.allocate_run(units, KIND_TABLE)
         })?;
         let _growing = self.growing.lock();
+        let guard = &crossbeam_epoch::pin();
+        let table = partition.table(guard);
+        if table.lines_log2() >= lines_log2 {
+            self.allocator.free_run(run);
+            return Ok(());
+        }
         let mut groups = table.lock_all();
         if groups.iter().any(|group| group.is_dead) {
             self.allocator.free_run(run);

@@ -37,8 +37,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use lightkv_pmem::SourceKind;
 use parking_lot::Mutex;
@@ -46,6 +44,7 @@ use parking_lot::Mutex;
 use crate::batch::WriteBatch;
 use crate::db::KeyRange;
 use crate::engine::{Engine, EngineScan};
+use crate::engines::readers::{collect_garbage, wait_for_readers};
 use crate::{Durability, Error, Options, Result, Stats, Value, VerifyReport, WriteOptions};
 
 mod allocator;
@@ -94,9 +93,6 @@ use sampler::Operation;
 use scan::StoreScan;
 use store::Store;
 
-/// How long a close waits for a read that does not end.
-const READERS_WAIT_MAX: Duration = Duration::from_secs(10);
-
 /// An open store.
 pub(crate) struct HiKv {
     store: Arc<Store>,
@@ -121,19 +117,6 @@ impl HiKv {
         }
     }
 
-    /// Returns when every read that began before the store was marked closed has ended: what they read may belong to
-    /// another handle afterwards. Reads check the mark under their guard.
-    fn wait_for_readers(&self) {
-        let passed = Arc::new(AtomicBool::new(false));
-        let told = passed.clone();
-        crossbeam_epoch::pin().defer(move || told.store(true, Ordering::Release));
-        let start = Instant::now();
-        while !passed.load(Ordering::Acquire) && start.elapsed() < READERS_WAIT_MAX {
-            crossbeam_epoch::pin().flush();
-            std::thread::yield_now();
-        }
-    }
-
     /// Ends all use of the store's files. After a clean end an image of the keys spares the next open the items.
     fn stop(&self, is_clean: bool) -> Result<()> {
         let store = &self.store;
@@ -144,7 +127,9 @@ impl HiKv {
         if let Some(log) = &store.log {
             log.empty();
         }
-        self.wait_for_readers();
+        // What reads that began before the store was marked closed look at may belong to another handle afterwards. Reads
+        // check the mark under their guard.
+        wait_for_readers();
         if is_clean && outcome.is_ok() {
             if let Err(error) = store.write_key_image() {
                 // The next open takes longer, and nothing else.
@@ -212,7 +197,7 @@ impl Engine for HiKv {
 
     fn compact(&self, _range: &KeyRange) -> Result<()> {
         self.flush()?;
-        store::collect_garbage();
+        collect_garbage();
         self.store.allocator.trim();
         Ok(())
     }

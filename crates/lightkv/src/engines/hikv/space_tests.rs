@@ -2,7 +2,7 @@
 //! last one left, every run has a use and every byte in use is reached from an entry.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use lightkv_pmem::{Arena, EmulatedBacking, EmulatedMedium};
 use lightkv_vfs::MemoryVfs;

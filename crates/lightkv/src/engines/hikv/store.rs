@@ -19,16 +19,21 @@ use super::key_index::KeyIndex;
 use super::pool_growth::PoolGrowth;
 use super::redo::RedoSpace;
 use super::versions::Versions;
+use super::write::Deadline;
 use super::write_ahead_log::WriteAheadLog;
 use crate::engines::counters::EngineCounters;
 use crate::engines::health::Health;
 use crate::engines::in_flight::{Announcement, InFlight, SequenceCounter};
 use crate::engines::manifest::Manifest;
+use crate::engines::readers::{READERS_WAIT_MAX, after_readers, collect_garbage};
 use crate::engines::snapshots::Snapshots;
 use crate::{Durability, Error, Result, Survives, WriteOptions};
 
-/// How long a write waits for the readers of space that was freed, when the pool is full.
-const READERS_WAIT_MAX: Duration = Duration::from_millis(200);
+/// How long a write that finds the pool full waits for space that was freed and that no reader holds any more: other
+/// threads may still be at it, or keep it for themselves.
+const RETURNS_WAIT_MAX: Duration = Duration::from_millis(200);
+/// From then on it sleeps between two looks.
+const SPIN_MAX: Duration = Duration::from_millis(1);
 
 /// Everything of one open store.
 #[derive(Debug)]
@@ -143,23 +148,44 @@ impl Store {
         }
     }
 
-    /// Does `take` until it gives something; when the pool is full, what readers have left is collected first.
-    pub(crate) fn with_space<T>(&self, mut take: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    /// Does `take` until it gives something. When the pool is full, what readers have left is collected first, and those who
+    /// are still reading are waited for: a full pool may be full of what was overwritten. The caller holds no guard,
+    /// or it would wait for itself.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; [`Error::DeadlineExceeded`] if the deadline comes before the readers end.
+    pub(crate) fn with_space<T>(
+        &self,
+        deadline: Deadline,
+        mut take: impl FnMut() -> Result<Option<T>>,
+    ) -> Result<T> {
         if let Some(taken) = take()? {
             return Ok(taken);
         }
         let start = Instant::now();
+        let have_readers_ended = after_readers();
         loop {
-            let waits = self.allocator.retired_bytes() > 0;
+            let is_retired = self.allocator.retired_bytes() > 0;
+            let waits_max = match have_readers_ended.load(Ordering::Acquire) {
+                true => RETURNS_WAIT_MAX,
+                false => READERS_WAIT_MAX,
+            };
             collect_garbage();
             self.allocator.trim();
             if let Some(taken) = take()? {
                 return Ok(taken);
             }
-            if !waits || start.elapsed() > READERS_WAIT_MAX {
+            let waited = start.elapsed();
+            if !is_retired || waited > waits_max || crossbeam_epoch::is_pinned() {
                 return Err(self.no_space());
             }
-            std::thread::yield_now();
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(Error::DeadlineExceeded);
+            }
+            match waited < SPIN_MAX {
+                true => std::thread::yield_now(),
+                false => std::thread::sleep(SPIN_MAX),
+            }
         }
     }
 
@@ -208,12 +234,5 @@ impl Store {
             + self.keys.memory_bytes()
             + self.allocator.memory_bytes()
             + self.versions.memory_bytes()
-    }
-}
-
-/// Lets what guards of the past held be freed, as far as no guard is held any more.
-pub(crate) fn collect_garbage() {
-    for _ in 0..4 {
-        crossbeam_epoch::pin().flush();
     }
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use super::hash_index::Table;
 use super::root_layout::Entry;
-use super::store::{Store, collect_garbage};
+use super::store::Store;
+use crate::engines::readers::collect_garbage;
 use crate::{Error, Result, VerifyReport};
 
 /// How often the space of a store that is being written to is looked at.

@@ -83,8 +83,8 @@ impl Store {
         self.health.check()?;
         self.check_sync(options)?;
         check_value(value.map_or(0, <[u8]>::len))?;
-        self.fit_log(key, value)?;
         let deadline = options.deadline.map(|wait_max| Instant::now() + wait_max);
+        self.fit_log(key, value, deadline)?;
         let _hand = self.hands.begin();
         match value {
             Some(value) => self.put(key, value, deadline),
@@ -100,7 +100,7 @@ impl Store {
             .prefetch(self.pool(), hash);
         let mut fresh = Fresh::default();
         let len_bytes = item_len(key.len(), value.len());
-        let place = self.with_space(|| self.allocator.allocate(len_bytes, &mut fresh))?;
+        let place = self.with_space(deadline, || self.allocator.allocate(len_bytes, &mut fresh))?;
         let outcome = self.put_at(hash, key, value, place, deadline);
         match outcome {
             // The item's fence was the slab's, too.
@@ -134,11 +134,14 @@ impl Store {
             )? {
                 Attempt::Done => return Ok(()),
                 Attempt::Replaced => {}
-                Attempt::Full => match self.grow(hash, &guard) {
-                    // Without space for another table the present one is filled to its last entry.
-                    Err(Error::NoSpace { .. }) if !is_cramped => is_cramped = true,
-                    outcome => outcome?,
-                },
+                Attempt::Full => {
+                    drop(guard);
+                    match self.grow(hash, deadline) {
+                        // Without space for another table the present one is filled to its last entry.
+                        Err(Error::NoSpace { .. }) if !is_cramped => is_cramped = true,
+                        outcome => outcome?,
+                    }
+                }
             }
         }
     }
@@ -218,13 +221,13 @@ impl Store {
     }
 
     /// Makes room for a record in the log of the variant that has one. No lock is held.
-    fn fit_log(&self, key: &[u8], value: Option<&[u8]>) -> Result<()> {
+    fn fit_log(&self, key: &[u8], value: Option<&[u8]>, deadline: Deadline) -> Result<()> {
         let Some(log) = &self.log else {
             return Ok(());
         };
         let len_bytes = log_layout::record_len(key.len(), value.map_or(0, <[u8]>::len));
         log.fit(len_bytes, &self.allocator, |units| {
-            self.with_space(|| self.allocator.allocate_run(units, KIND_LOG))
+            self.with_space(deadline, || self.allocator.allocate_run(units, KIND_LOG))
         })
     }
 

@@ -12,6 +12,7 @@ use rustix::process::setpriority_process;
 
 use super::compaction::Installation;
 use super::partition::Partition;
+use super::readers::{collect_garbage, settle_garbage};
 use super::store::Store;
 use crate::error::Shortage;
 use crate::{Error, Result};
@@ -241,7 +242,7 @@ impl Background {
             }
         }
         // Which files are removed now, and not by a later call, must not depend on what other threads of the process do.
-        super::flush::settle_garbage();
+        settle_garbage();
         store.tables.remove_discarded();
         has_worked
     }
@@ -517,7 +518,7 @@ impl Background {
         let shortage = result.as_ref().err().and_then(Shortage::of);
         if shortage.is_some() {
             // Removed files keep their space until the last guard that could reach them is gone.
-            super::flush::collect_garbage();
+            collect_garbage();
             store.tables.remove_discarded();
         }
         let has_ranges = store.has_ranges();

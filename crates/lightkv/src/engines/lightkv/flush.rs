@@ -12,8 +12,8 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use crossbeam_epoch::Guard;
 use lightkv_journal::JournalPosition;
@@ -24,6 +24,7 @@ use super::key_sketch::KeySketch;
 use super::manifest::{ManifestEdit, PartitionEdit, PartitionTable as ListedTable, TableMetadata};
 use super::partition::{Leaf, Partition, PartitionTable};
 use super::range_deletions::Retention;
+use super::readers::collect_garbage;
 use super::store::Store;
 use super::table_list::TableList;
 use super::table_set::{table_path, value_path};
@@ -553,37 +554,5 @@ pub(crate) fn partition_edit(
                 weight: listed.weight,
             })
             .collect(),
-    }
-}
-
-/// Drops what no guard can reach any more, so that freed space is counted as free soon.
-pub(crate) fn collect_garbage() {
-    for _ in 0..4 {
-        crossbeam_epoch::pin().flush();
-    }
-}
-
-/// Drops what this thread let go of, and returns when that has happened: other threads may be at it, or hold it up by
-/// what they read. Gives up after a time that no reader takes; at once if the caller itself reads. For stores without
-/// threads.
-pub(crate) fn settle_garbage() {
-    const WAIT_MAX: Duration = Duration::from_secs(10);
-    if crossbeam_epoch::is_pinned() {
-        return;
-    }
-    let deadline = Instant::now() + WAIT_MAX;
-    // Garbage is handed out in the order in which it was deferred, but another thread may still be dropping its part when
-    // the first mark is reached. It is pinned while it does so, and the second mark waits for whoever was pinned by then.
-    for _ in 0..2 {
-        let is_reached = Arc::new(AtomicBool::new(false));
-        let mark = Arc::clone(&is_reached);
-        crossbeam_epoch::pin().defer(move || mark.store(true, Ordering::Release));
-        while !is_reached.load(Ordering::Acquire) {
-            if Instant::now() > deadline {
-                return;
-            }
-            crossbeam_epoch::pin().flush();
-            std::thread::yield_now();
-        }
     }
 }

@@ -41,7 +41,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -52,7 +51,8 @@ use crate::engine::{Engine, EngineScan};
 use crate::{Durability, Error, Options, Result, Stats, Value, VerifyReport, WriteOptions};
 
 // What the engines share, under the names that this one's modules know it by.
-use super::{counters, health, in_flight, manifest, snapshots};
+use super::readers::wait_for_readers;
+use super::{counters, health, in_flight, manifest, readers, snapshots};
 
 mod background;
 mod buffer;
@@ -106,9 +106,6 @@ const CLOSE_KEEPS_BYTES: u64 = 16 << 20;
 /// How long a close waits for leaves on their way to tables.
 const FLUSHES_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// How long a close waits for a read that does not end, on a device that does not answer.
-const READERS_WAIT_MAX: Duration = Duration::from_secs(10);
-
 /// An open store and its background threads.
 pub(crate) struct LightKv {
     store: Arc<Store>,
@@ -150,19 +147,6 @@ impl LightKv {
         }
     }
 
-    /// Returns when every read that began before the store was marked closed has ended: the memory they
-    /// read may belong to another handle afterwards. Reads check the mark under their guard.
-    fn wait_for_readers(&self) {
-        let passed = Arc::new(AtomicBool::new(false));
-        let told = passed.clone();
-        crossbeam_epoch::pin().defer(move || told.store(true, Ordering::Release));
-        let start = Instant::now();
-        while !passed.load(Ordering::Acquire) && start.elapsed() < READERS_WAIT_MAX {
-            crossbeam_epoch::pin().flush();
-            std::thread::yield_now();
-        }
-    }
-
     /// Before a clean close: leaves that wait for their flush would be missing in the image of the pool.
     fn wait_for_flushes(&self) {
         let start = Instant::now();
@@ -183,7 +167,9 @@ impl LightKv {
         if let Some(journal) = self.store.journal.get() {
             journal.stop();
         }
-        self.wait_for_readers();
+        // What reads that began before the store was marked closed look at may belong to another handle afterwards. Reads
+        // check the mark under their guard.
+        wait_for_readers();
         // What those readers were the last to hold; the background threads are gone.
         self.store.tables.remove_discarded();
         if is_clean

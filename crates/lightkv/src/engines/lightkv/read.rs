@@ -94,7 +94,7 @@ impl Store {
         let mut deleted_below = 0;
         let candidates = {
             let guard = crossbeam_epoch::pin();
-            // Under the guard: see `LightKv::wait_for_readers`.
+            // Under the guard: see `LightKv::stop`.
             if self.health.is_closed() {
                 return Err(Error::Closed);
             }

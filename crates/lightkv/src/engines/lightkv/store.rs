@@ -24,6 +24,7 @@ use super::pacing::Pacing;
 use super::partition::{Partition, View};
 use super::range_deletions::{RangeList, Retention};
 use super::range_purge::PurgeSchedule;
+use super::readers::collect_garbage;
 use super::scan_lengths::ScanLengths;
 use super::sizes::Sizes;
 use super::snapshots::Snapshots;
@@ -350,7 +351,7 @@ impl Store {
                     limit_bytes: self.buffer.limit_bytes(),
                 });
             }
-            super::flush::collect_garbage();
+            collect_garbage();
             std::thread::yield_now();
         }
         Ok(())
@@ -392,7 +393,7 @@ impl Drop for Store {
         drop(unsafe { ranges.into_owned() });
         self.tables.forget_all();
         // What guards held back keeps memory, files and the space of removed files.
-        super::flush::collect_garbage();
+        collect_garbage();
     }
 }
 

@@ -8,9 +8,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::flush::collect_garbage;
 use super::manifest::TableMetadata;
 use super::partition::{Partition, PartitionTable, Writer};
+use super::readers::collect_garbage;
 use super::store::Store;
 use super::table_list::TableList;
 use crate::db::KeyRange;

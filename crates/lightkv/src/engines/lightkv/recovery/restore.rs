@@ -8,6 +8,7 @@ use crossbeam_epoch::Guard;
 
 use super::super::buffer::RunHandle;
 use super::super::partition::{Partition, Writer};
+use super::super::readers::{READERS_WAIT_MAX, after_readers, collect_garbage};
 use super::super::record_layout::{Record, RecordFields, record_len};
 use super::super::room::Room;
 use super::super::store::Store;
@@ -19,8 +20,8 @@ const FETCHED_BYTES_MAX: u64 = 2 << 10;
 /// What the pool fetches at once.
 const FETCHED_BYTES: usize = 512;
 
-/// How long an empty buffer may look full. Other stores of this process share the epochs.
-const GUARDS_WAIT_MAX: Duration = Duration::from_secs(2);
+/// How long an empty buffer may look full although nobody reads what was in it.
+const RETURNS_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// What became of a record of the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,7 +186,8 @@ impl Store {
     /// Makes room when a store is opened with a smaller buffer than it was left with.
     pub(super) fn flush_for_restore(&self) -> Result<()> {
         let before = self.buffer.used_bytes();
-        let start = Instant::now();
+        // Since when everything is flushed, and whether all who read then have ended.
+        let mut empty_since = None;
         loop {
             // One leaf after the other: the halves of a split share space, which is free when both are flushed.
             let is_empty = {
@@ -201,13 +203,24 @@ impl Store {
             if self.buffer.used_bytes() < before {
                 return Ok(());
             }
+            if !is_empty {
+                continue;
+            }
             // What is flushed is free as soon as guards of other stores' readers have ended.
-            if is_empty && start.elapsed() > GUARDS_WAIT_MAX {
+            let (since, have_readers_ended) =
+                empty_since.get_or_insert_with(|| (Instant::now(), after_readers()));
+            let waits_max = match have_readers_ended.load(Ordering::Acquire) {
+                true => RETURNS_WAIT_MAX,
+                false => READERS_WAIT_MAX,
+            };
+            if since.elapsed() > waits_max {
                 return Err(Error::InvalidOption {
                     option: "memory_budget",
                     message: "too small for the records that the store was left with".into(),
                 });
             }
+            collect_garbage();
+            std::thread::yield_now();
         }
     }
 }
