@@ -101,15 +101,20 @@ fn open_loop_duration_and_time_series() {
     let table = run(bare_command(&arguments), b"").succeeded();
     assert!(table.contains("\n  second      0 "), "{table}");
     arguments.push("--json");
-    let reports = reports(&run(bare_command(&arguments), b"").succeeded());
-    assert_eq!(reports[0]["ops"], 500);
-    assert_eq!(reports[0]["time_series"].as_array().unwrap().len(), 0);
+    let seconds = |report: &Value| report["time_series"].as_array().unwrap().len();
+    // Where the machine pauses, the fill takes longer than a second, or a thread begins late: then both are measured again.
+    let reports = (0..20)
+        .map(|_| reports(&run(bare_command(&arguments), b"").succeeded()))
+        .inspect(|reports| {
+            assert_eq!(reports[0]["ops"], 500);
+            assert!(reports[1]["ops"].as_u64().unwrap() <= 2_402, "{reports:?}");
+        })
+        .find(|reports| (seconds(&reports[0]), seconds(&reports[1])) == (0, 1))
+        .expect("no whole second, then one");
     let timed = &reports[1];
     assert_eq!(timed["rate_ops_per_second"], 2_000.0);
-    let ops = timed["ops"].as_u64().unwrap();
-    assert!(ops > 500 && ops <= 2_402, "{ops}");
+    assert!(timed["ops"].as_u64().unwrap() > 500, "{timed}");
     let seconds = timed["time_series"].as_array().unwrap();
-    assert_eq!(seconds.len(), 1);
     assert_eq!(names(&seconds[0]), ["max_us", "ops", "p99_us", "second"]);
     assert_eq!(
         seconds[0]["ops"].as_f64(),
