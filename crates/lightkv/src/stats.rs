@@ -62,6 +62,9 @@ numbers! {
         flushes,
         /// Merges of tables.
         compactions,
+        /// Those of them that scans had paid for: scans met several runs of tables, and reads of that cost
+        /// as much as the merge.
+        scan_compactions,
         /// Tables that changed their weight without being rewritten: they did not overlap.
         table_moves,
         /// Deletions of whole ranges of keys.
@@ -96,6 +99,7 @@ impl Counters {
             splits: self.splits - earlier.splits,
             flushes: self.flushes - earlier.flushes,
             compactions: self.compactions - earlier.compactions,
+            scan_compactions: self.scan_compactions - earlier.scan_compactions,
             table_moves: self.table_moves - earlier.table_moves,
             range_deletions: self.range_deletions - earlier.range_deletions,
             table_drops: self.table_drops - earlier.table_drops,

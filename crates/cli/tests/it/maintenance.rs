@@ -2,7 +2,7 @@
 
 use crate::command::{Store, bare_command, data_set, json, run};
 
-const COUNTERS: [&str; 20] = [
+const COUNTERS: [&str; 21] = [
     "puts",
     "gets_hit",
     "gets_miss",
@@ -18,6 +18,7 @@ const COUNTERS: [&str; 20] = [
     "splits",
     "flushes",
     "compactions",
+    "scan_compactions",
     "range_deletions",
     "table_drops",
     "stalls",

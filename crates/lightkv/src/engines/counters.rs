@@ -25,6 +25,7 @@ pub(crate) struct EngineCounters {
     pub(crate) splits: AtomicU64,
     pub(crate) flushes: AtomicU64,
     pub(crate) compactions: AtomicU64,
+    pub(crate) scan_compactions: AtomicU64,
     pub(crate) table_moves: AtomicU64,
     pub(crate) range_deletions: AtomicU64,
     pub(crate) table_drops: AtomicU64,

@@ -1,5 +1,6 @@
 //! What compaction promises, counted: bytes written, tables asked, space kept.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -79,6 +80,88 @@ fn check_load(db: &Db, records: u64) {
         assert_eq!(*entry.unwrap().0, *key(expected).as_bytes());
     }
     db.verify().unwrap();
+}
+
+/// Scans that meet several runs pay for merges of them and get one run; point reads pay nothing. The first merges leave
+/// old tables alone, and what deletes have deleted of these.
+#[test]
+fn scans_get_the_run_that_they_have_paid_for() {
+    const RECORDS: u64 = 60_000;
+    const LOADS: u64 = 5;
+    let is_left = |number: u64| number % 2 == 1 || !number.is_multiple_of(3);
+    // No merge for the number of tables: one old run everywhere, and a new one of each load.
+    let options = small(4).compaction_size(64);
+    let db = options.clone().open("/store").unwrap();
+    load(&db, (0..RECORDS).step_by(2));
+    db.compact(..).unwrap();
+    for first in 0..LOADS {
+        for pair in (first..RECORDS / 2).step_by(LOADS as usize) {
+            if !is_left(2 * pair) {
+                db.delete(key(2 * pair)).unwrap();
+            }
+        }
+        let part = (first..RECORDS / 2).step_by(LOADS as usize);
+        load(&db, part.map(|pair| 2 * pair + 1));
+    }
+    let loaded = db.stats().counters;
+    for at in 0..50_000 {
+        let number = 1 + at * 7919 % 60 * 1000;
+        assert!(db.get(key(number)).unwrap().is_some());
+    }
+    settle(&db);
+    let counters = db.stats().counters;
+    assert_eq!(
+        counters.compactions, loaded.compactions,
+        "gets ask for none"
+    );
+
+    // Reads of tables for each scan.
+    let scan = |db: &Db, scans: Range<u64>| {
+        let (before, count) = (db.stats().counters, scans.end - scans.start);
+        for at in scans {
+            let first = at * 48_271 % (RECORDS - 60);
+            let expected = (first..).filter(|&number| is_left(number)).take(20);
+            let mut entries = db.scan(key(first).as_bytes()..);
+            for number in expected {
+                let (found, found_value) = entries.next().unwrap().unwrap();
+                assert_eq!(*found, *key(number).as_bytes());
+                assert_eq!(*found_value, *value(number, 0));
+            }
+        }
+        let cost = db.stats().counters.since(&before);
+        cost.table_reads as f64 / count as f64
+    };
+    let at_first = scan(&db, 0..10);
+    assert!(at_first > 4.0, "{at_first}");
+    let (mut scans, mut compactions) = (10, u64::MAX);
+    while compactions != db.stats().counters.scan_compactions {
+        compactions = db.stats().counters.scan_compactions;
+        scan(&db, scans..scans + 1_000);
+        settle(&db);
+        scans += 1_000;
+    }
+    let cost = db.stats().counters.since(&counters);
+    assert!(cost.scan_compactions > 0, "{cost:?}");
+    assert_eq!(cost.compactions, cost.scan_compactions);
+    let written_max = 3 * table_bytes(&db);
+    assert!(
+        cost.table_bytes_written < written_max,
+        "{written_max}, {cost:?}"
+    );
+    db.verify().unwrap();
+    db.close().unwrap();
+
+    // Nothing is cached then.
+    let db = options.open("/store").unwrap();
+    let in_the_end = scan(&db, 0..1_000);
+    assert!(in_the_end < 1.5, "{in_the_end}");
+    let mut left = (0..RECORDS).filter(|&number| is_left(number));
+    for entry in db.scan(..) {
+        let expected = left.next().map(key);
+        assert_eq!(*entry.unwrap().0, *expected.unwrap().as_bytes());
+    }
+    assert_eq!(left.next(), None);
+    db.close().unwrap();
 }
 
 /// A load in key order is written once, and a read of it asks one table.

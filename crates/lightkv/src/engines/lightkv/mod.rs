@@ -81,6 +81,7 @@ mod recovery;
 mod room;
 mod run_source;
 mod scan;
+mod scan_account;
 mod scan_lengths;
 mod scan_source;
 mod sizes;

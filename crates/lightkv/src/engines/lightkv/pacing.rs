@@ -92,6 +92,11 @@ impl Pacing {
         }
     }
 
+    /// Whether merges are due. Relaxed, as in [`Pacing::admit`].
+    pub(crate) fn is_in_debt(&self) -> bool {
+        self.debt_bytes.load(Ordering::Relaxed) as i64 > 0
+    }
+
     /// What is owed, from 0 (just above a mark) to 1.
     fn pressure(&self, used_bytes: u64, debt_bytes: u64) -> f64 {
         let share = |value: u64, mark: u64, limit: u64| {

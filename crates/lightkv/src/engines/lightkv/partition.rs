@@ -22,6 +22,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::buffer::{RunHandle, Segment, WriteBuffer};
 use super::pacing::Deadline;
 use super::room::padded;
+use super::scan_account::ScanAccount;
 use super::sorted_view::SortedView;
 use super::table_list::TableList;
 use super::table_set::Table;
@@ -148,6 +149,8 @@ pub(crate) struct Partition {
     /// Garbage that the last merge had to keep because moments were held, in bytes; means nothing once none
     /// is. Only a hint against merging in vain.
     pub(crate) retained_garbage: AtomicU64,
+    /// What scans have paid towards fewer runs.
+    pub(crate) scan_account: ScanAccount,
     /// Inputs of the merge that its tables ask for, in bytes; its share of what `Pacing` knows.
     pub(crate) merge_debt_bytes: AtomicU64,
 }
@@ -207,6 +210,7 @@ impl Partition {
             installing: Mutex::new(()),
             flushed_through: AtomicU64::new(flushed_through),
             retained_garbage: AtomicU64::new(0),
+            scan_account: ScanAccount::default(),
             merge_debt_bytes: AtomicU64::new(0),
         })
     }

@@ -78,7 +78,10 @@ impl PartitionScan {
             Direction::Backward => walk.bound.max(Some(&*partition.lower)),
         };
         let (tables, walk) = (&view.tables, Walk { bound, ..walk });
-        let read_ahead = add_table_sources(&mut sources, store, tables, walk)?;
+        let placed = add_table_sources(&mut sources, store, tables, walk)?;
+        if partition.scan_account.pay(placed.runs, placed.reads) {
+            store.background.queue_consideration(&partition);
+        }
         // Now that their first records have come.
         for source in &mut sources {
             if let ScanSource::Leaf(source) = source {
@@ -93,7 +96,7 @@ impl PartitionScan {
             sources,
             next,
             ranges,
-            read_ahead,
+            read_ahead: placed.read_ahead,
         })
     }
 

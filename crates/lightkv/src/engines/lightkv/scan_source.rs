@@ -210,6 +210,15 @@ impl FirstReads {
     }
 }
 
+/// What placing a walk in runs of tables has taken.
+pub(crate) struct PlacedRuns {
+    pub(crate) read_ahead: ReadAhead,
+    /// Runs that could hold keys of the walk.
+    pub(crate) runs: usize,
+    /// Those that had to be read for it.
+    pub(crate) reads: usize,
+}
+
 /// Places a walk in the runs of tables that can hold keys of it, behind the sources that there are. What has
 /// to be read first is read from all of them at once, from each as much as is likely to be wanted of it:
 /// entries are spread over runs as bytes are.
@@ -218,7 +227,7 @@ pub(crate) fn add_table_sources(
     store: &Store,
     tables: &Arc<TableList>,
     walk: Walk<'_>,
-) -> Result<ReadAhead> {
+) -> Result<PlacedRuns> {
     // The indexes may have to be read, too.
     let _waiting = store.tables.shared.waiting_read();
     let reached: Vec<(usize, usize)> = (0..tables.runs())
@@ -227,6 +236,7 @@ pub(crate) fn add_table_sources(
     let all_bytes: u64 = reached.iter().map(|&(run, _)| tables.run_bytes(run)).sum();
     let first_bytes = FirstBytes::new(walk.walked_bytes, store.scan_lengths.expected_bytes());
     let (mut placed, mut first_reads) = (Vec::new(), FirstReads::default());
+    let (runs, mut reads) = (reached.len(), 0);
     for (run, at) in reached {
         let share = tables.run_bytes(run) as f64 / all_bytes.max(1) as f64;
         let mut source = RunSource::new(tables, run, at, walk, share, first_bytes)?;
@@ -239,6 +249,7 @@ pub(crate) fn add_table_sources(
         if let Some(request) = prepared? {
             first_reads.places.push(placed.len());
             first_reads.requests.push(request);
+            reads += 1;
         }
         placed.push(source);
         if first_reads.requests.len() >= READS_AT_ONCE_MAX {
@@ -252,7 +263,11 @@ pub(crate) fn add_table_sources(
             sources.push(ScanSource::Run(Box::new(source)));
         }
     }
-    Ok(ReadAhead::new(walk.walked_bytes, first_bytes.read))
+    Ok(PlacedRuns {
+        read_ahead: ReadAhead::new(walk.walked_bytes, first_bytes.read),
+        runs,
+        reads,
+    })
 }
 
 /// A leaf or a run of tables, placed at a key that has a version visible at the scan's moment, or exhausted.

@@ -48,6 +48,7 @@ impl Store {
             splits: load(&self.counters.splits),
             flushes: load(&self.counters.flushes),
             compactions: load(&self.counters.compactions),
+            scan_compactions: load(&self.counters.scan_compactions),
             table_moves: load(&self.counters.table_moves),
             range_deletions: load(&self.counters.range_deletions),
             table_drops: load(&self.counters.table_drops),

@@ -200,6 +200,12 @@ pub(crate) fn levels(tables: &[PartitionTable], lower: &[u8]) -> Vec<usize> {
     levels
 }
 
+/// Number of runs of a list, newest first.
+pub(crate) fn runs(tables: &[PartitionTable], lower: &[u8]) -> usize {
+    let levels = levels(tables, lower);
+    levels.iter().max().map_or(0, |level| level + 1)
+}
+
 /// Groups tables that overlap, directly or through others. Each group's union is one unbroken range, and
 /// no table of another group overlaps it. Indices ascend within a group.
 pub(crate) fn clusters(tables: &[PartitionTable], lower: &[u8]) -> Vec<Vec<usize>> {

@@ -21,6 +21,7 @@ pub(super) struct Events {
     pub(super) splits: u64,
     pub(super) flushes: u64,
     pub(super) compactions: u64,
+    pub(super) scan_compactions: u64,
     pub(super) table_moves: u64,
     pub(super) range_deletions: u64,
     pub(super) table_drops: u64,
@@ -36,6 +37,7 @@ impl Events {
         self.splits += other.splits;
         self.flushes += other.flushes;
         self.compactions += other.compactions;
+        self.scan_compactions += other.scan_compactions;
         self.table_moves += other.table_moves;
         self.range_deletions += other.range_deletions;
         self.table_drops += other.table_drops;
@@ -456,6 +458,7 @@ impl Runner {
             self.events.splits += counters.splits;
             self.events.flushes += counters.flushes;
             self.events.compactions += counters.compactions;
+            self.events.scan_compactions += counters.scan_compactions;
             self.events.table_moves += counters.table_moves;
             self.events.range_deletions += counters.range_deletions;
             self.events.table_drops += counters.table_drops;

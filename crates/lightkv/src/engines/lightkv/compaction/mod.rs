@@ -12,15 +12,17 @@ use super::manifest::TableMetadata;
 use super::partition::{Partition, PartitionTable, Writer};
 use super::readers::collect_garbage;
 use super::store::Store;
-use super::table_list::TableList;
+use super::table_list::{TableList, runs};
 use crate::db::KeyRange;
 use crate::{Error, Result};
 pub(crate) use deleted::is_clean;
+use gather::ForScans;
 use merge::MergeOutput;
 use plan::{Action, Plan, Policy, apply, merge_clusters};
 
 mod deleted;
 mod garbage;
+mod gather;
 mod merge;
 mod plan;
 
@@ -33,7 +35,8 @@ impl Store {
         }
     }
 
-    /// What a partition's tables ask for: a merge or a move by weight, else a merge for garbage.
+    /// What a partition's tables ask for: a merge or a move by weight, else a merge for garbage, else one that
+    /// scans have paid for.
     fn choose_plan(&self, partition: &Partition, tables: &TableList) -> Option<Plan> {
         let (policy, tables) = (self.policy(), tables.by_age());
         let (lower, upper) = (&*partition.lower, partition.upper.as_deref());
@@ -41,13 +44,45 @@ impl Store {
         let dropped = policy.choose_drop(tables, &deletions, lower, upper);
         let chosen = dropped.or_else(|| policy.choose(tables, lower));
         let rewritten = || policy.choose_rewrite(tables, &deletions, lower, upper);
-        chosen.or_else(rewritten).or_else(|| {
+        let for_garbage = || {
             let retained_bytes = match self.snapshots.none() {
                 true => 0,
                 false => partition.retained_garbage.load(Ordering::Relaxed),
             };
             policy.choose_for_garbage(tables, lower, upper, retained_bytes)
-        })
+        };
+        chosen
+            .or_else(rewritten)
+            .or_else(for_garbage)
+            .or_else(|| self.choose_plan_for_scans(partition, tables))
+    }
+
+    fn choose_plan_for_scans(
+        &self,
+        partition: &Partition,
+        tables: &[PartitionTable],
+    ) -> Option<Plan> {
+        let account = &partition.scan_account;
+        let paid_bytes = account.paid_bytes();
+        if paid_bytes == 0 {
+            account.set_price(0);
+            return None;
+        }
+        if self.pacing.is_in_debt() {
+            // Writers depend on the merges that are due.
+            account.put_off();
+            return None;
+        }
+        match self
+            .policy()
+            .choose_for_scans(tables, &partition.lower, paid_bytes)
+        {
+            ForScans::Paid(plan) => Some(plan),
+            ForScans::Price(bytes) => {
+                account.set_price(bytes);
+                None
+            }
+        }
     }
 
     /// Whether a partition's tables ask for a merge or a move. Not to be asked under the lock of the
@@ -118,7 +153,7 @@ impl Store {
         let Some(plan) = &installation.plan else {
             return Ok(installation);
         };
-        if matches!(plan.action, Action::Merge | Action::Rewrite) {
+        if !matches!(plan.action, Action::Move | Action::Drop) {
             match self.write_plan(partition, plan) {
                 Ok((added, is_retaining)) => {
                     (installation.added, installation.is_retaining) = (added, is_retaining);
@@ -279,7 +314,7 @@ impl Store {
                 })
                 .collect(),
             Action::Drop => Vec::new(),
-            Action::Merge | Action::Rewrite => added
+            Action::Merge | Action::Gather | Action::Rewrite => added
                 .iter()
                 .map(|metadata| PartitionTable {
                     table: self.tables.register(metadata.clone()),
@@ -287,12 +322,17 @@ impl Store {
                 })
                 .collect(),
         };
+        let removed_runs =
+            runs(&plan.inputs, &partition.lower).saturating_sub(runs(&result, &partition.lower));
         // Flushes may have put newer tables in front; only the holder of `compacting` takes any away.
         let tables = apply(partition.view(&guard).tables.by_age(), plan, result);
         let flushed_through = partition.flushed_through.load(Ordering::Relaxed);
         self.commit_tables(partition, flushed_through, &tables, added)?;
         let tables = TableList::new(tables, &partition.lower);
-        if plan.action == Action::Merge {
+        partition
+            .scan_account
+            .runs_removed(removed_runs, partition.view(&guard).tables.runs());
+        if matches!(plan.action, Action::Merge | Action::Gather) {
             self.note_retained_garbage(partition, &tables, is_retaining);
         }
         {
@@ -303,11 +343,15 @@ impl Store {
         }
         drop(guard);
         let (counter, count) = match plan.action {
-            Action::Merge | Action::Rewrite => (&self.counters.compactions, 1),
+            Action::Merge | Action::Gather | Action::Rewrite => (&self.counters.compactions, 1),
             Action::Drop => (&self.counters.table_drops, plan.inputs.len() as u64),
             Action::Move => (&self.counters.table_moves, plan.inputs.len() as u64),
         };
         counter.fetch_add(count, Ordering::Relaxed);
+        if plan.action == Action::Gather {
+            let counter = &self.counters.scan_compactions;
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
         collect_garbage();
         self.tables.remove_discarded();
         Ok(())
@@ -336,8 +380,9 @@ impl Store {
 /// Bytes that a plan has to read.
 fn merge_bytes(plan: &Plan) -> u64 {
     match plan.action {
-        // Nobody is slowed for what a range deletion has left: it is removed as time permits.
-        Action::Move | Action::Drop | Action::Rewrite => 0,
+        // Nobody is slowed for what a range deletion has left, or for what scans want: that is done as time
+        // permits.
+        Action::Move | Action::Gather | Action::Drop | Action::Rewrite => 0,
         Action::Merge => plan
             .inputs
             .iter()

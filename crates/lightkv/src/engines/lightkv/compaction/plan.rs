@@ -33,6 +33,8 @@ pub(super) enum Action {
     Merge,
     /// Nothing older of their group lies below the inputs: only the manifest changes.
     Move,
+    /// Scans have paid for fewer runs: rewrite the inputs as one.
+    Gather,
     /// Range deletions have deleted all that is in the inputs: only the manifest changes.
     Drop,
     /// Range deletions have deleted some of what is in the input: rewrite it, in its place.
@@ -52,7 +54,7 @@ pub(super) struct Policy {
 
 impl Policy {
     /// Bytes from which on a run is as long as what `weight + 1` merges would have made of it.
-    fn run_bytes(&self, weight: u32) -> u64 {
+    pub(super) fn run_bytes(&self, weight: u32) -> u64 {
         (self.compaction_size as u64)
             .checked_pow(weight + 1)
             .and_then(|tables| tables.checked_mul(self.flush_bytes))
@@ -183,7 +185,7 @@ pub(super) fn apply(
 }
 
 /// Neighbours of equal weight, as ranges of indices.
-fn groups(tables: &[PartitionTable]) -> impl Iterator<Item = Range<usize>> + '_ {
+pub(super) fn groups(tables: &[PartitionTable]) -> impl Iterator<Item = Range<usize>> + '_ {
     let mut end = 0;
     tables
         .chunk_by(|a, b| a.weight == b.weight)
