@@ -131,9 +131,7 @@ pub(crate) fn run(engine: EngineKind, medium: Medium, cycles: u64, seed: u64) ->
             break;
         }
         store += 1;
-        if totals.cycles % 100 < count {
-            eprintln!("{medium:?}: {totals}");
-        }
+        eprintln!("{medium:?}: {totals}");
     }
     totals
 }
