@@ -5,12 +5,14 @@
 //! | `store_directory` | a store's lock, its manifest, which engine it belongs to |
 //! | `manifest`, `manifest_layout` | the durable truth about a store's structure |
 //! | `in_flight`, `snapshots` | consistent moments |
+//! | `deadline` | until when a write may wait |
 //! | `readers` | waiting for reads that began before |
 //! | `health` | whether writes may be acknowledged |
 //! | `counters`, `delays` | counters that stay on |
 //! | `threads` | sharing the work of a recovery out |
 
 pub(crate) mod counters;
+pub(crate) mod deadline;
 pub(crate) mod delays;
 pub(crate) mod health;
 pub(crate) mod hikv;

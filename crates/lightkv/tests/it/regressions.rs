@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use lightkv::{Db, Error, Options, PoolMedium, Tuning, WriteBatch, WriteOptions};
+use lightkv::{Db, EngineKind, Error, Options, PoolMedium, Tuning, WriteBatch, WriteOptions};
 use lightkv_pmem::{EmulatedBacking, EmulatedMedium};
 use lightkv_vfs::{Fault, FaultKind, MemoryVfs, OpenMode, Operation, Vfs};
 
@@ -368,5 +368,29 @@ fn a_synced_write_of_nothing_syncs_what_came_before() {
         let value = recovered.get("b").unwrap();
         assert_eq!(value.as_deref(), Some(&b"not synced"[..]));
         drop(db);
+    }
+}
+
+/// A deadline further away than the clock can tell was a panic.
+#[test]
+fn the_longest_deadline_is_none() {
+    let patient = || WriteOptions::new().deadline(Duration::MAX);
+    let small = Small::with_journal();
+    let of_hikv = Options::new()
+        .pmem_path(PathBuf::from("pool"))
+        .pool_medium(PoolMedium::Emulated(EmulatedMedium::new(
+            EmulatedBacking::new(),
+        )))
+        .engine(EngineKind::HiKv)
+        .vfs(Arc::new(MemoryVfs::new()));
+    for db in [small.open(), of_hikv.open("/hikv").unwrap()] {
+        db.put_with("a", "1", patient()).unwrap();
+        let mut batch = WriteBatch::new();
+        batch.put("b", "2").delete("a");
+        db.write_with(batch, patient()).unwrap();
+        db.delete_with("a", patient()).unwrap();
+        assert_eq!(db.get("b").unwrap().as_deref(), Some(&b"2"[..]));
+        db.delete_range_with(&b"b"[..].., patient()).unwrap();
+        assert!(db.get("b").unwrap().is_none());
     }
 }

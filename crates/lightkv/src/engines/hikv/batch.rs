@@ -7,7 +7,6 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use lightkv_pmem::Run;
 use parking_lot::MutexGuard;
@@ -19,8 +18,9 @@ use super::redo;
 use super::redo_layout::Change;
 use super::root_layout::Entry;
 use super::store::Store;
-use super::write::{Deadline, check_value, lock_until};
+use super::write::check_value;
 use crate::db::batch_limit_bytes;
+use crate::engines::deadline::Deadline;
 use crate::{Error, Result, WriteBatch, WriteOptions};
 
 /// One operation of a batch; the last one of its key.
@@ -83,7 +83,7 @@ impl Store {
                 limit_bytes: limit,
             });
         }
-        let deadline = options.deadline.map(|wait_max| Instant::now() + wait_max);
+        let deadline = Deadline::of(options);
         let _hand = self.hands.begin();
         let mut fresh = Fresh::default();
         let outcome = self
@@ -227,7 +227,7 @@ impl Store {
         for at in order {
             let place = place_of(at);
             if last != Some(place) {
-                let group = lock_until(tables[at].lock_of(place.1), deadline)?;
+                let group = deadline.lock(tables[at].lock_of(place.1))?;
                 if group.is_dead {
                     return Ok(None);
                 }

@@ -4,7 +4,7 @@ use super::allocator::{KIND_TABLE, UNIT_BYTES};
 use super::hash_index::GrowingTable;
 use super::root_layout::{Entry, LINE_BYTES};
 use super::store::Store;
-use super::write::Deadline;
+use crate::engines::deadline::Deadline;
 use crate::{Error, Result};
 
 /// Units of the run that a table takes.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
 use lightkv_pmem::{Pool, SourceKind};
@@ -19,19 +19,19 @@ use super::key_index::KeyIndex;
 use super::pool_growth::PoolGrowth;
 use super::redo::RedoSpace;
 use super::versions::Versions;
-use super::write::Deadline;
 use super::write_ahead_log::WriteAheadLog;
 use crate::engines::counters::EngineCounters;
+use crate::engines::deadline::Deadline;
 use crate::engines::health::Health;
 use crate::engines::in_flight::{Announcement, InFlight, SequenceCounter};
 use crate::engines::manifest::Manifest;
-use crate::engines::readers::{READERS_WAIT_MAX, after_readers, collect_garbage};
+use crate::engines::readers::{ReturnsWait, collect_garbage};
 use crate::engines::snapshots::Snapshots;
 use crate::{Durability, Error, Result, Survives, WriteOptions};
 
 /// How long a write that finds the pool full waits for space that was freed and that no reader holds any more: other
 /// threads may still be at it, or keep it for themselves.
-const RETURNS_WAIT_MAX: Duration = Duration::from_millis(200);
+const COLLECTING_MAX: Duration = Duration::from_millis(200);
 /// From then on it sleeps between two looks.
 const SPIN_MAX: Duration = Duration::from_millis(1);
 
@@ -162,27 +162,20 @@ impl Store {
         if let Some(taken) = take()? {
             return Ok(taken);
         }
-        let start = Instant::now();
-        let have_readers_ended = after_readers();
+        let mut wait = ReturnsWait::begin(COLLECTING_MAX);
         loop {
             let is_retired = self.allocator.retired_bytes() > 0;
-            let waits_max = match have_readers_ended.load(Ordering::Acquire) {
-                true => RETURNS_WAIT_MAX,
-                false => READERS_WAIT_MAX,
-            };
+            let goes_on = wait.goes_on();
             collect_garbage();
             self.allocator.trim();
             if let Some(taken) = take()? {
                 return Ok(taken);
             }
-            let waited = start.elapsed();
-            if !is_retired || waited > waits_max || crossbeam_epoch::is_pinned() {
+            if !is_retired || !goes_on || crossbeam_epoch::is_pinned() {
                 return Err(self.no_space());
             }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Err(Error::DeadlineExceeded);
-            }
-            match waited < SPIN_MAX {
+            deadline.check(Duration::ZERO)?;
+            match wait.elapsed() < SPIN_MAX {
                 true => std::thread::yield_now(),
                 false => std::thread::sleep(SPIN_MAX),
             }

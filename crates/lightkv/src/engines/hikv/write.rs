@@ -11,10 +11,8 @@
 //! before the entry changes: see `versions`.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use crossbeam_epoch::Guard;
-use parking_lot::{Mutex, MutexGuard};
 
 use super::allocator::Fresh;
 use super::allocator::KIND_LOG;
@@ -25,10 +23,8 @@ use super::root_layout::{ENTRY_BYTES, Entry};
 use super::store::Store;
 use super::versions::Version;
 use super::write_ahead_log::Reservation;
+use crate::engines::deadline::Deadline;
 use crate::{Error, Result, WriteOptions};
-
-/// When a write gives up waiting.
-pub(crate) type Deadline = Option<Instant>;
 
 /// Longest value in bytes: an item is one run of the pool, and a run has at most 131,071 units of 4 KiB.
 pub(crate) const VALUE_LEN_MAX_BYTES: usize = 256 << 20;
@@ -55,23 +51,6 @@ pub(crate) fn check_value(len_bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// Locks a group; fails when the deadline comes first.
-#[inline]
-pub(crate) fn lock_until(
-    group: &Mutex<Group>,
-    deadline: Deadline,
-) -> Result<MutexGuard<'_, Group>> {
-    if let Some(guard) = group.try_lock() {
-        return Ok(guard);
-    }
-    match deadline {
-        None => Ok(group.lock()),
-        Some(deadline) => group
-            .try_lock_until(deadline)
-            .ok_or(Error::DeadlineExceeded),
-    }
-}
-
 impl Store {
     /// Puts or deletes one key.
     pub(crate) fn write_one(
@@ -83,7 +62,7 @@ impl Store {
         self.health.check()?;
         self.check_sync(options)?;
         check_value(value.map_or(0, <[u8]>::len))?;
-        let deadline = options.deadline.map(|wait_max| Instant::now() + wait_max);
+        let deadline = Deadline::of(options);
         self.fit_log(key, value, deadline)?;
         let _hand = self.hands.begin();
         match value {
@@ -169,7 +148,7 @@ impl Store {
         (is_cramped, deadline): (bool, Deadline),
         guard: &Guard,
     ) -> Result<Attempt> {
-        let mut group = lock_until(table.lock_of(table.group_of(hash)), deadline)?;
+        let mut group = deadline.lock(table.lock_of(table.group_of(hash)))?;
         if group.is_dead {
             return Ok(Attempt::Replaced);
         }
@@ -295,7 +274,7 @@ impl Store {
         let guard = crossbeam_epoch::pin();
         loop {
             let table = self.index.table(hash, &guard);
-            let mut group = lock_until(table.lock_of(table.group_of(hash)), deadline)?;
+            let mut group = deadline.lock(table.lock_of(table.group_of(hash)))?;
             if group.is_dead {
                 continue;
             }

@@ -21,14 +21,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use lightkv_journal::{JournalPosition, Payload};
 use lightkv_table::EntryKind;
 
+use super::deadline::Deadline;
 use super::journal_entry_layout::encode_head;
 use super::manifest::{ManifestEdit, RangeDeletion};
-use super::pacing::{Deadline, check_deadline};
 use super::partition::{Partition, Writer};
 use super::patience::Patience;
 use super::record_layout::RecordFields;
@@ -54,7 +53,7 @@ impl Store {
     pub(crate) fn delete_range(&self, range: &KeyRange, options: WriteOptions) -> Result<()> {
         self.health.check()?;
         self.check_sync(options)?;
-        let deadline = options.deadline.map(|wait_max| Instant::now() + wait_max);
+        let deadline = Deadline::of(options);
         self.wait_for_fewer_ranges(deadline)?;
         let end = self.promise_and_effect(range, deadline)?;
         self.counters
@@ -70,13 +69,7 @@ impl Store {
 
     /// One at a time, so that numbers are reached in the order in which they were promised.
     fn promise_and_effect(&self, range: &KeyRange, deadline: Deadline) -> Result<JournalPosition> {
-        let mut abandoned = match deadline {
-            None => self.deleting_ranges.lock(),
-            Some(deadline) => self
-                .deleting_ranges
-                .try_lock_until(deadline)
-                .ok_or(Error::DeadlineExceeded)?,
-        };
+        let mut abandoned = deadline.lock(&self.deleting_ranges)?;
         loop {
             let number = self.promise(range, &mut abandoned)?;
             let outcome = self.take_effect(range, number, deadline);
@@ -306,7 +299,7 @@ impl Store {
             }
             self.background.look_at_ranges();
             // The deadline first: whoever gave one hears of it, however late this look is.
-            outcome = check_deadline(deadline, std::time::Duration::ZERO);
+            outcome = deadline.check(std::time::Duration::ZERO);
             if outcome.is_ok() && patience.is_over() {
                 outcome = Err(Error::TooManyRangeDeletions { limit: RANGES_MAX });
             }

@@ -52,7 +52,7 @@ use crate::{Durability, Error, Options, Result, Stats, Value, VerifyReport, Writ
 
 // What the engines share, under the names that this one's modules know it by.
 use super::readers::wait_for_readers;
-use super::{counters, health, in_flight, manifest, readers, snapshots};
+use super::{counters, deadline, health, in_flight, manifest, readers, snapshots};
 
 mod background;
 mod buffer;

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::counters::EngineCounters;
-use crate::{Error, Result};
+use super::deadline::Deadline;
+use crate::Result;
 
 /// Delay that is worth a sleep.
 const SLEEP_NS_MIN: u64 = 200_000;
@@ -27,17 +28,6 @@ const FLUSH_RATE_MIN: u64 = 8 << 20;
 /// Merges may owe so many times the buffer before writers are slowed, and at the end of the slope.
 const DEBT_MARK_BUFFERS: u64 = 2;
 const DEBT_LIMIT_BUFFERS: u64 = 6;
-
-/// Until when a write may wait; `None`: as long as it takes.
-pub(crate) type Deadline = Option<Instant>;
-
-/// `Err` if a wait would end after the deadline. Nothing was written then.
-pub(crate) fn check_deadline(deadline: Deadline, wait: Duration) -> Result<()> {
-    match deadline {
-        Some(deadline) if Instant::now() + wait > deadline => Err(Error::DeadlineExceeded),
-        _ => Ok(()),
-    }
-}
 
 /// The admission of writes.
 #[derive(Debug)]
@@ -128,7 +118,7 @@ impl Pacing {
         let owed = self.owed_ns.swap(0, Ordering::Relaxed).min(OWED_NS_MAX);
         let taken = owed.min(own.clamp(SLEEP_NS_MAX, SLEEP_OWN_NS_MAX));
         let sleep = Duration::from_nanos(taken);
-        if let Err(error) = check_deadline(deadline, sleep) {
+        if let Err(error) = deadline.check(sleep) {
             // It stays owed by those who can wait; what is not written costs nothing.
             self.owed_ns
                 .fetch_add(owed.saturating_sub(own), Ordering::Relaxed);
@@ -171,6 +161,11 @@ impl Pacing {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::{Error, WriteOptions};
+
+    fn unhurried() -> Deadline {
+        Deadline::of(WriteOptions::new())
+    }
 
     fn stalls(counters: &EngineCounters) -> u64 {
         counters.delays.summary().count
@@ -179,7 +174,7 @@ mod tests {
     #[test]
     fn delay_grows_with_the_pressure_and_is_none_below_the_marks() {
         let (pacing, counters) = (Pacing::new(800, 1000), EngineCounters::default());
-        pacing.admit(1 << 30, 800, None, &counters).unwrap();
+        pacing.admit(1 << 30, 800, unhurried(), &counters).unwrap();
         assert_eq!(stalls(&counters), 0);
         let by_fill = [801, 850, 900, 950, 1000].map(|used| pacing.pressure(used, 0));
         let by_debt = [2001, 3000, 4000, 5000, 6000].map(|debt| pacing.pressure(0, debt));
@@ -192,7 +187,9 @@ mod tests {
             assert!(delays[4] > 7 * delays[0]);
         }
         assert_eq!(pacing.pressure(1000, 3000), 1.0);
-        pacing.admit(10 << 20, 1000, None, &counters).unwrap();
+        pacing
+            .admit(10 << 20, 1000, unhurried(), &counters)
+            .unwrap();
         assert_eq!(stalls(&counters), 1);
     }
 
@@ -201,10 +198,10 @@ mod tests {
         let (pacing, counters) = (Pacing::new(800, 1000), EngineCounters::default());
         pacing.debt_changed(0, 4000);
         pacing.debt_changed(4000, 5000);
-        pacing.admit(10 << 20, 0, None, &counters).unwrap();
+        pacing.admit(10 << 20, 0, unhurried(), &counters).unwrap();
         assert_eq!(stalls(&counters), 1);
         pacing.debt_changed(5000, 0);
-        pacing.admit(10 << 20, 0, None, &counters).unwrap();
+        pacing.admit(10 << 20, 0, unhurried(), &counters).unwrap();
         assert_eq!(stalls(&counters), 1);
     }
 
@@ -213,7 +210,9 @@ mod tests {
         let (pacing, counters) = (Pacing::new(800, 1000), EngineCounters::default());
         let begin = Instant::now();
         for _ in 0..200 {
-            pacing.admit(64 << 10, 1000, None, &counters).unwrap();
+            pacing
+                .admit(64 << 10, 1000, unhurried(), &counters)
+                .unwrap();
         }
         // 12.5 MiB at a quarter of the rate.
         let rate = FLUSH_RATE_INITIAL as f64 / 4.0;
@@ -225,7 +224,7 @@ mod tests {
     #[test]
     fn a_deadline_is_told_instead_of_slept_over() {
         let (pacing, counters) = (Pacing::new(800, 1000), EngineCounters::default());
-        let now = Some(Instant::now());
+        let now = Deadline::of(WriteOptions::new().deadline(Duration::ZERO));
         for _ in 0..10 {
             let result = pacing.admit(10 << 20, 1000, now, &counters);
             assert!(matches!(result, Err(Error::DeadlineExceeded)));
@@ -233,7 +232,7 @@ mod tests {
         assert_eq!(stalls(&counters), 0);
         // What was refused is not owed by the next.
         assert_eq!(pacing.owed_ns.load(Ordering::Relaxed), 0);
-        let later = Some(Instant::now() + Duration::from_secs(5));
+        let later = Deadline::of(WriteOptions::new().deadline(Duration::from_secs(5)));
         pacing.admit(10 << 20, 1000, later, &counters).unwrap();
         assert_eq!(stalls(&counters), 1);
     }

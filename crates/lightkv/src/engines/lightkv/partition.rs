@@ -20,14 +20,14 @@ use lightkv_pmem::LineTail;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::buffer::{RunHandle, Segment, WriteBuffer};
-use super::pacing::Deadline;
+use super::deadline::Deadline;
 use super::room::padded;
 use super::scan_account::ScanAccount;
 use super::sorted_view::SortedView;
 use super::table_list::TableList;
 use super::table_set::Table;
 use super::top_leaf::TopLeaf;
-use crate::{Error, Result};
+use crate::Result;
 
 /// A hash table over a segment, and the segment.
 pub(crate) struct Leaf {
@@ -222,13 +222,7 @@ impl Partition {
     /// As [`Partition::lock`], but waits no longer than until a deadline.
     #[inline]
     pub(crate) fn lock_until(&self, deadline: Deadline) -> Result<MutexGuard<'_, Writer>> {
-        match deadline {
-            None => Ok(self.writer.lock()),
-            Some(deadline) => self
-                .writer
-                .try_lock_until(deadline)
-                .ok_or(Error::DeadlineExceeded),
-        }
+        deadline.lock(&self.writer)
     }
 
     /// The lock if nobody holds it.

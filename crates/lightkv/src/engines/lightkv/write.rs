@@ -12,7 +12,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use lightkv_journal::{JournalPosition, Payload};
 use lightkv_pmem::LineTail;
@@ -21,8 +20,8 @@ use parking_lot::MutexGuard;
 
 use super::background::ROOM_INTERVAL;
 use super::buffer::RunHandle;
+use super::deadline::Deadline;
 use super::journal_entry_layout::encode_head;
-use super::pacing::{Deadline, check_deadline};
 use super::partition::{Partition, Writer};
 use super::patience::Patience;
 use super::record_layout::{BatchMembership, RecordFields, record_len};
@@ -97,7 +96,7 @@ impl Store {
 
     fn write_prepared(&self, operation: &Prepared<'_>, options: WriteOptions) -> Result<()> {
         let record_bytes = operation.record_len(false);
-        let deadline = options.deadline.map(|wait_max| Instant::now() + wait_max);
+        let deadline = Deadline::of(options);
         self.pacing.admit(
             record_bytes,
             self.buffer.used_bytes(),
@@ -361,7 +360,7 @@ impl Store {
                 limit_bytes: limit,
             });
         }
-        let deadline = options.deadline.map(|wait_max| Instant::now() + wait_max);
+        let deadline = Deadline::of(options);
         self.pacing
             .admit(bytes, self.buffer.used_bytes(), deadline, &self.counters)?;
         let mut waiting: Option<Patience> = None;
@@ -642,7 +641,7 @@ impl Store {
         waiting: &mut Option<Patience>,
         deadline: Deadline,
     ) -> Result<()> {
-        check_deadline(deadline, ROOM_INTERVAL)?;
+        deadline.check(ROOM_INTERVAL)?;
         let patience = waiting.get_or_insert_with(|| Patience::new(self.sizes.room_wait_max));
         self.health.check()?;
         if patience.is_over() {

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_epoch::Guard;
 
 use super::super::buffer::RunHandle;
 use super::super::partition::{Partition, Writer};
-use super::super::readers::{READERS_WAIT_MAX, after_readers, collect_garbage};
+use super::super::readers::{ReturnsWait, collect_garbage};
 use super::super::record_layout::{Record, RecordFields, record_len};
 use super::super::room::Room;
 use super::super::store::Store;
@@ -21,7 +21,7 @@ const FETCHED_BYTES_MAX: u64 = 2 << 10;
 const FETCHED_BYTES: usize = 512;
 
 /// How long an empty buffer may look full although nobody reads what was in it.
-const RETURNS_WAIT_MAX: Duration = Duration::from_secs(2);
+const COLLECTING_MAX: Duration = Duration::from_secs(2);
 
 /// What became of a record of the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,8 +186,8 @@ impl Store {
     /// Makes room when a store is opened with a smaller buffer than it was left with.
     pub(super) fn flush_for_restore(&self) -> Result<()> {
         let before = self.buffer.used_bytes();
-        // Since when everything is flushed, and whether all who read then have ended.
-        let mut empty_since = None;
+        // Since everything is flushed.
+        let mut wait: Option<ReturnsWait> = None;
         loop {
             // One leaf after the other: the halves of a split share space, which is free when both are flushed.
             let is_empty = {
@@ -207,13 +207,8 @@ impl Store {
                 continue;
             }
             // What is flushed is free as soon as guards of other stores' readers have ended.
-            let (since, have_readers_ended) =
-                empty_since.get_or_insert_with(|| (Instant::now(), after_readers()));
-            let waits_max = match have_readers_ended.load(Ordering::Acquire) {
-                true => RETURNS_WAIT_MAX,
-                false => READERS_WAIT_MAX,
-            };
-            if since.elapsed() > waits_max {
+            let wait = wait.get_or_insert_with(|| ReturnsWait::begin(COLLECTING_MAX));
+            if !wait.goes_on() {
                 return Err(Error::InvalidOption {
                     option: "memory_budget",
                     message: "too small for the records that the store was left with".into(),
