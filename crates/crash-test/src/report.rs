@@ -250,7 +250,7 @@ const GOALS: [Goal; 12] = [
         "sequences that match an ordered map",
         ("sequences", ""),
         "sequences",
-        3_000,
+        10_000,
     ),
     goal(
         "executions of fuzz targets",
