@@ -82,8 +82,7 @@ fn check_load(db: &Db, records: u64) {
     db.verify().unwrap();
 }
 
-/// Scans that meet several runs pay for merges of them and get one run; point reads pay nothing. The first merges leave
-/// old tables alone, and what deletes have deleted of these.
+/// Scans that meet several runs pay for merges of them and get one run, without what was deleted; point reads pay nothing.
 #[test]
 fn scans_get_the_run_that_they_have_paid_for() {
     const RECORDS: u64 = 60_000;
