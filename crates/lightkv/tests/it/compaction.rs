@@ -88,7 +88,7 @@ fn scans_get_the_run_that_they_have_paid_for() {
     const RECORDS: u64 = 60_000;
     const LOADS: u64 = 5;
     let is_left = |number: u64| number % 2 == 1 || !number.is_multiple_of(3);
-    // No merge for the number of tables: one old run everywhere, and a new one of each load.
+    // No merge for the number of tables: each load leaves runs.
     let options = small(4).compaction_size(64);
     let db = options.clone().open("/store").unwrap();
     load(&db, (0..RECORDS).step_by(2));

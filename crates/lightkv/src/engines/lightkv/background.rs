@@ -335,7 +335,7 @@ impl Background {
         self.work.notify_all();
     }
 
-    /// Has someone see whether a new partition's tables ask for a merge.
+    /// Has someone see whether the tables of a new partition, or of one that is scanned, ask for a merge.
     pub(crate) fn queue_consideration(&self, partition: &Arc<Partition>) {
         let partition = Arc::downgrade(partition);
         self.queue.lock().considerations.push_back(partition);
