@@ -67,6 +67,7 @@ UNSAFE = {
     "crates/vfs/src/memory/region.rs": "memory behind mapped files that are in memory",
     "crates/vfs/src/memory/tests.rs": "stores into such a file",
     "crates/vfs/src/real.rs": "declares and calls sync_file_range",
+    "crates/vfs/src/real/cached_pages.rs": "asks, in tests, what the page cache holds",
     "crates/vfs/src/real/mapping.rs": "maps files",
     "crates/vfs/src/real/ring.rs": "hands memory of its own to the kernel to read into",
 }

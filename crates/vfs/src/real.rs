@@ -1,5 +1,7 @@
 //! The operating system's file system.
 
+#[cfg(test)]
+mod cached_pages;
 mod direct;
 mod mapping;
 mod ring;
@@ -348,7 +350,7 @@ fn fill_holes(file: &File, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// The one system call that rustix does not wrap.
+/// The one system call outside of tests that rustix does not wrap.
 mod writeback {
     use std::ffi::{c_int, c_uint};
     use std::io;
@@ -373,6 +375,7 @@ mod writeback {
 
 #[cfg(test)]
 mod tests {
+    use super::cached_pages::cached_pages;
     use super::*;
     use crate::ALIGNMENT_BYTES_MAX;
     use std::os::unix::fs::MetadataExt;
@@ -401,20 +404,6 @@ mod tests {
         assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
         let truncated = RealVfs.open(&path, OpenMode::CreateTruncate).unwrap();
         assert_eq!(truncated.len_bytes().unwrap(), 0);
-    }
-
-    /// Pages of a file that the page cache holds.
-    fn cached_pages(path: &Path) -> usize {
-        let file = File::open(path).unwrap();
-        let pages = file.metadata().unwrap().len().div_ceil(4096);
-        let is_cached = |page: u64| {
-            let mut byte = [0];
-            let part = &mut [io::IoSliceMut::new(&mut byte)];
-            let flags = rustix::io::ReadWriteFlags::NOWAIT;
-            rustix::io::preadv2(&file, part, page * 4096, flags).is_ok()
-        };
-        // Backwards, because even this question makes the kernel read ahead.
-        (0..pages).rev().filter(|page| is_cached(*page)).count()
     }
 
     #[test]
@@ -458,6 +447,9 @@ mod tests {
             // The end was no whole unit.
             assert!(cached_pages(&path) <= 1, "{} pages", cached_pages(&path));
         }
+        let cached = directory.path().join("cached");
+        fs::write(&cached, &bytes).unwrap();
+        assert_eq!(cached_pages(&cached), bytes.len().div_ceil(4096));
     }
 
     #[test]

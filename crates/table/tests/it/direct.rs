@@ -3,24 +3,12 @@
 use crate::support::*;
 use lightkv_table::{EntryKind, IteratorOptions, TableReader, TableShared, TableWriter};
 use lightkv_vfs::{OpenMode, RealVfs, Vfs};
-use std::fs::File;
-use std::io::IoSliceMut;
-use std::path::Path;
 use std::sync::Arc;
 
-/// Pages of a file that the page cache holds.
-fn cached_pages(path: &Path) -> u64 {
-    let file = File::open(path).unwrap();
-    let pages = file.metadata().unwrap().len().div_ceil(4096);
-    let is_cached = |page: &u64| {
-        let mut byte = [0];
-        let part = &mut [IoSliceMut::new(&mut byte)];
-        let flags = rustix::io::ReadWriteFlags::NOWAIT;
-        rustix::io::preadv2(&file, part, page * 4096, flags).is_ok()
-    };
-    // Backwards, because even this question makes the kernel read ahead.
-    (0..pages).rev().filter(is_cached).count() as u64
-}
+use cached_pages::cached_pages;
+
+#[path = "../../../vfs/src/real/cached_pages.rs"]
+mod cached_pages;
 
 fn key(number: u64) -> [u8; 8] {
     number.to_be_bytes()
