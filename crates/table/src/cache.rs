@@ -269,6 +269,12 @@ impl TableCache {
         table_bytes * 3 <= self.capacity_bytes()
     }
 
+    /// Whether gets leave blocks and no records: a look for a record would be in vain.
+    #[inline]
+    pub(crate) fn keeps_only_blocks(&self) -> bool {
+        self.holds_all_tables() && !self.holds_all_twice()
+    }
+
     #[inline]
     pub(crate) fn block(&self, key: BlockKey) -> Option<Arc<Block>> {
         match self.entries.as_ref()?.get(&CacheKey::of_block(key))? {

@@ -180,13 +180,36 @@ impl TableReader {
         }
     }
 
-    /// The answer of [`TableReader::get`], after [`TableReader::probe`], if the cache has it: no read, no
-    /// wait.
+    /// The answer of [`TableReader::get`], after [`TableReader::probe`], if the cache has it where gets leave it: no
+    /// read, no wait.
     #[inline]
-    pub fn get_cached(&self, key: &[u8], hash: u64, max_sequence: u64) -> Option<Found> {
-        self.shared
-            .cache
-            .record(self.table_id, hash, key, max_sequence)
+    pub fn get_cached(
+        &self,
+        probe: Probe,
+        key: &[u8],
+        hash: u64,
+        max_sequence: u64,
+    ) -> Option<Found> {
+        let cache = &self.shared.cache;
+        if cache.keeps_only_blocks() {
+            self.get_in_cached_block(probe, key, max_sequence)
+        } else {
+            cache.record(self.table_id, hash, key, max_sequence)
+        }
+    }
+
+    /// What the probed block says, if it is cached. `None` also for what only [`TableReader::get_in_blocks`] can tell: whether
+    /// the next block has it, and damage.
+    fn get_in_cached_block(&self, probe: Probe, key: &[u8], max_sequence: u64) -> Option<Found> {
+        let Probe::Block(block) = probe else {
+            return None;
+        };
+        let (offset, _) = self.block_place(block).ok()?;
+        let cached = self.shared.cache.block((self.table_id, offset))?;
+        match InBlock::find(cached.payload(), key, max_sequence) {
+            Ok(InBlock::Found(found)) => Some(found),
+            Ok(InBlock::TooNew | InBlock::Continues | InBlock::Absent) | Err(_) => None,
+        }
     }
 
     /// The second half of [`TableReader::get`], after [`TableReader::probe`] and, normally,
@@ -209,7 +232,7 @@ impl TableReader {
         max_sequence: u64,
         fill_cache: bool,
     ) -> Result<Option<Found>> {
-        match self.get_cached(key, hash, max_sequence) {
+        match self.get_cached(probe, key, hash, max_sequence) {
             Some(found) => Ok(Some(found)),
             None => self.get_in_blocks(probe, key, hash, max_sequence, fill_cache),
         }

@@ -53,7 +53,7 @@ fn look_in_tables(
         if let Some(probe) = reader.probe(hash, sequence_max) {
             if candidates.first.is_some() {
                 candidates.more.push((listed.table.clone(), probe));
-            } else if let Some(found) = reader.get_cached(key, hash, sequence_max) {
+            } else if let Some(found) = reader.get_cached(probe, key, hash, sequence_max) {
                 return Ok(InTables::Cached(found));
             } else {
                 candidates.first = Some((listed.table.clone(), probe));
