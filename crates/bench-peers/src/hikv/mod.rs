@@ -18,6 +18,7 @@ mod report;
 mod run;
 mod variant;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -25,7 +26,7 @@ use clap::Args;
 pub(crate) use figure::Figure;
 
 use crate::failure::{Failure, with_path};
-use figure::Sizes;
+use figure::{Case, Sizes};
 
 /// What `paper-hikv` takes.
 #[derive(Debug, Args)]
@@ -39,6 +40,9 @@ pub(crate) struct HiKvPaper {
     /// Keys in the place of the paper's 50 million, if not 400,000.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1_000..=1 << 32))]
     keys: Option<u64>,
+    /// Only these points of the axis, as tables name them: "600 ns".
+    #[arg(long, value_name = "LABELS", value_delimiter = ',')]
+    points: Vec<String>,
     /// How often everything is repeated, in turn; tables show medians.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: Option<u32>,
@@ -63,6 +67,18 @@ impl HiKvPaper {
             threads: self.threads.map_or(processors, |threads| threads as usize),
         }
     }
+
+    /// What is run of the figure.
+    fn cases(&self, sizes: Sizes) -> Result<Vec<Case>, Failure> {
+        let mut cases = self.figure.cases(sizes);
+        let labels: BTreeSet<String> = cases.iter().map(|case| case.point.label.clone()).collect();
+        if let Some(unknown) = self.points.iter().find(|point| !labels.contains(*point)) {
+            let message = format!("--points: {unknown:?} is none of {labels:?}");
+            return Err(Failure::Usage(message));
+        }
+        cases.retain(|case| self.points.is_empty() || self.points.contains(&case.point.label));
+        Ok(cases)
+    }
 }
 
 /// Measures a figure, prints it and saves it.
@@ -71,7 +87,7 @@ pub(crate) fn repeat(arguments: &HiKvPaper) -> Result<(), Failure> {
     let rounds = arguments
         .rounds
         .unwrap_or(if arguments.full { 3 } else { 2 });
-    let cases = figure.cases(sizes);
+    let cases = arguments.cases(sizes)?;
     let figures = run::all(&cases, rounds as usize, &arguments.directory)?;
     let claims = figure.claims(&figures);
     let report = report::Report {

@@ -191,7 +191,7 @@ mod tests {
 /// Every order of the steps, by loom:
 ///
 /// ```sh
-/// RUSTFLAGS="--cfg loom" cargo test --release -p lightkv --lib loom_tests
+/// RUSTC_WORKSPACE_WRAPPER="$PWD/ci/with_loom" cargo test --release -p lightkv --lib loom_tests
 /// ```
 #[cfg(all(test, loom))]
 mod loom_tests {

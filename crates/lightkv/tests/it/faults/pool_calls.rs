@@ -229,7 +229,7 @@ fn fail_every_call(engine: EngineKind) {
     let name = format!("{engine:?}").to_lowercase();
     eprintln!(
         "{{\"check\": \"failing calls\", \"part\": \"pool of {name}\", \"seed\": 0, \"seconds\": {:.1}, \
-         \"violations\": 0, \"counts\": {{\"faults\": {lives}, \"faults_reported\": {reported}}}}}",
+         \"violations\": 0, \"counts\": {{\"faults\": {lives}, \"faults reported\": {reported}}}}}",
         begin.elapsed().as_secs_f64(),
     );
     assert!(lives > 10 && reported > 5, "{lives} lives, {reported}");

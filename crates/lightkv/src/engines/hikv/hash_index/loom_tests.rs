@@ -1,7 +1,7 @@
 //! Readers without locks beside a writer, with every value that the memory model lets a load return (loom).
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test --release -p lightkv --lib hash_index::loom_tests
+//! RUSTC_WORKSPACE_WRAPPER="$PWD/ci/with_loom" cargo test --release -p lightkv --lib hash_index::loom_tests
 //! ```
 //!
 //! Readers of all but the last test store nothing, so, as in the models of the ordered index, the writer runs to its end,

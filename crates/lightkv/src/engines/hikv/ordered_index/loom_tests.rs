@@ -1,7 +1,7 @@
 //! The tree beside a writer, with every value that the memory model lets a load return (loom).
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test --release -p lightkv --lib ordered_index::loom_tests
+//! RUSTC_WORKSPACE_WRAPPER="$PWD/ci/with_loom" cargo test --release -p lightkv --lib ordered_index::loom_tests
 //! ```
 //!
 //! Readers store nothing, so every execution equals one in which the writer runs first and the

@@ -1,7 +1,7 @@
 //! The numbered points of the queues' argument, in every order of steps (loom).
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test --release -p lightkv --lib hikv::update_queue::loom_tests
+//! RUSTC_WORKSPACE_WRAPPER="$PWD/ci/with_loom" cargo test --release -p lightkv --lib hikv::update_queue::loom_tests
 //! ```
 //!
 //! The ring is a model of `ArrayQueue`; what is checked is what stands around it. Deadlocks are found

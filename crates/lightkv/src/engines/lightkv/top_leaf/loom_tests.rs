@@ -2,7 +2,7 @@
 //! model lets a load return (loom).
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test --release -p lightkv --lib top_leaf::loom_tests
+//! RUSTC_WORKSPACE_WRAPPER="$PWD/ci/with_loom" cargo test --release -p lightkv --lib top_leaf::loom_tests
 //! ```
 //!
 //! Use a target directory of its own for it: the flag rebuilds everything. Each ordering named in
