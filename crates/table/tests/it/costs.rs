@@ -88,6 +88,25 @@ fn a_cached_block_is_not_read_again() {
     assert_eq!(reads(true), 0);
 }
 
+/// Where all blocks fit, but not all records beside them, gets leave blocks alone, and find what they left.
+#[test]
+fn where_all_blocks_fit_a_get_leaves_its_block_alone() {
+    let vfs = memory();
+    let keys = 5_000;
+    let summary = write(&vfs, options(), &model(keys, 200));
+    let shared = Arc::new(TableShared::new(2 * summary.file_len_bytes, 4));
+    let reader = open(&vfs, options(), &shared);
+    let reads = || -> u64 {
+        let of_one = |number| reads_of(&reader, number, u64::MAX, true);
+        (0..keys).map(of_one).sum()
+    };
+    let first = reads();
+    assert_eq!(first, u64::from(reader.blocks()));
+    let cached_bytes = shared.cache_bytes();
+    assert_eq!(reads(), 0);
+    assert_eq!(shared.cache_bytes(), cached_bytes);
+}
+
 #[test]
 fn where_not_all_fits_a_get_caches_its_record_alone() {
     let vfs = memory();

@@ -97,11 +97,17 @@ fn check_seeks(iterator: &mut TableIterator, all: &[Entry], key: &[u8], sequence
     }
 }
 
-fn check_all(options: TableOptions, model: &Model, shared: &Arc<TableShared>, seed: u64) {
+/// `shared` makes what readers share, given the length of the file.
+fn check_all(
+    options: TableOptions,
+    model: &Model,
+    shared: impl Fn(u64) -> Arc<TableShared>,
+    seed: u64,
+) {
     let mut rng = rng(seed);
     let vfs = memory();
     let summary = write(&vfs, options, model);
-    let reader = open(&vfs, options, shared);
+    let reader = open(&vfs, options, &shared(summary.file_len_bytes));
     let all = entries(model);
     let keys: BTreeSet<&Vec<u8>> = model.keys().map(|(key, _)| key).collect();
     assert_eq!(summary.entries, model.len() as u64);
@@ -188,14 +194,13 @@ fn random_tables_of_every_shape() {
                     compression,
                     ..options()
                 };
-                // With a cache, with one that is always full, and without.
-                let cache_bytes = [8 << 20, 20_000, 0][seed as usize % 3];
-                check_all(
-                    options,
-                    &model,
-                    &Arc::new(TableShared::new(cache_bytes, 2)),
-                    seed,
-                );
+                // With a cache for blocks and records, with one that is always full, without, and with one in which gets
+                // leave blocks alone, as it holds all of them, but not twice.
+                let shared = |file_len_bytes| {
+                    let cache_bytes = [8 << 20, 20_000, 0, 2 * file_len_bytes][seed as usize % 4];
+                    Arc::new(TableShared::new(cache_bytes, 2))
+                };
+                check_all(options, &model, shared, seed);
             }
         }
     }
@@ -230,7 +235,7 @@ fn longest_keys_and_long_values() {
                 ..options()
             },
             &model,
-            &shared(),
+            |_| shared(),
             1,
         );
     }
@@ -251,15 +256,14 @@ fn versions_of_one_key_fill_many_blocks() {
         (b"hotter".to_vec(), Reverse(1)),
         (EntryKind::Put, Vec::new()),
     );
-    check_all(
-        TableOptions {
-            block_bytes: 256,
-            ..options()
-        },
-        &model,
-        &shared(),
-        3,
-    );
+    let options = TableOptions {
+        block_bytes: 256,
+        ..options()
+    };
+    check_all(options, &model, |_| shared(), 3);
+    // Gets leave blocks there: older versions are in other blocks than the one that the leaf names.
+    let only_blocks = |file_len_bytes| Arc::new(TableShared::new(2 * file_len_bytes, 2));
+    check_all(options, &model, only_blocks, 3);
 }
 
 #[test]
