@@ -64,6 +64,8 @@ mod items;
 mod key_image;
 mod key_index;
 mod log_layout;
+#[cfg(all(test, loom))]
+mod loom_check;
 mod open;
 mod ordered_index;
 mod pool_growth;

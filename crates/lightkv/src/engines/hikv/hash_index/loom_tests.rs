@@ -4,18 +4,14 @@
 //! RUSTC_WORKSPACE_WRAPPER="$PWD/ci/with_loom" cargo test --release -p lightkv --lib hash_index::loom_tests
 //! ```
 //!
-//! Readers of all but the last test store nothing, so, as in the models of the ordered index, the writer runs to its end,
-//! tells the reader so without synchronizing with it, and loom chooses what the reader's loads return. Writers
-//! of a group come one after the other, because of its lock: one thread stands for all of them. What a writer does here in which
-//! order is what `write` and `growth` do.
-
-use std::fmt::Debug;
-use std::sync::atomic::AtomicBool;
+//! Readers of all but the last test store nothing: `loom_check.rs`. Writers of a group come one after the other, because of its
+//! lock: one thread stands for all of them. What a writer does here in which order is what `write` and `growth` do.
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, AtomicUsize};
 use loom::thread;
 
+use super::super::loom_check::check;
 use super::super::sync::model_fence;
 use super::*;
 
@@ -181,51 +177,6 @@ impl Shared {
             }
         }
         self.partition.replace(growing.finish(), &guard);
-    }
-}
-
-/// Each of `expected` must be what some execution of the reader returned, and nothing else may be.
-fn check<R: Debug + PartialEq + Send + 'static>(
-    setup: fn() -> Shared,
-    writer: fn(&Shared),
-    reader: fn(&Shared) -> R,
-    expected: &[R],
-) {
-    let outcomes = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
-    let seen = std::sync::Arc::clone(&outcomes);
-    let mut builder = loom::model::Builder::new();
-    builder.max_branches = 10_000;
-    builder.check(move || {
-        let shared = Arc::new(setup());
-        // Not loom's: a message would be a synchronization.
-        let is_done = std::sync::Arc::new(AtomicBool::new(false));
-        let writing = thread::spawn({
-            let (shared, is_done) = (Arc::clone(&shared), std::sync::Arc::clone(&is_done));
-            move || {
-                writer(&shared);
-                is_done.store(true, Ordering::Relaxed);
-            }
-        });
-        let reading = thread::spawn(move || {
-            while !is_done.load(Ordering::Relaxed) {
-                thread::yield_now();
-            }
-            reader(&shared)
-        });
-        writing.join().unwrap();
-        let outcome = reading.join().unwrap();
-        let mut seen = seen.lock().unwrap();
-        if !seen.contains(&outcome) {
-            seen.push(outcome);
-        }
-    });
-    let outcomes = outcomes.lock().unwrap();
-    for outcome in expected {
-        let is_seen = outcomes.contains(outcome);
-        assert!(is_seen, "{outcome:?} was not among {outcomes:?}");
-    }
-    for outcome in outcomes.iter() {
-        assert!(expected.contains(outcome), "{outcome:?} cannot be");
     }
 }
 

@@ -4,68 +4,16 @@
 //! RUSTC_WORKSPACE_WRAPPER="$PWD/ci/with_loom" cargo test --release -p lightkv --lib ordered_index::loom_tests
 //! ```
 //!
-//! Readers store nothing, so every execution equals one in which the writer runs first and the
-//! reader's loads then return stores of any age that its causality allows. So the writer runs to its end, tells the
-//! reader so without synchronizing with it, and loom chooses the values. Nodes are two cache lines
-//! at the most here, so that few keys make a tree.
-
-use std::fmt::Debug;
-use std::sync::atomic::AtomicBool;
+//! Most models are a writer and a reader that stores nothing (`loom_check.rs`). Nodes are two cache lines at the most here, so
+//! that few keys make a tree.
 
 use loom::sync::Arc;
 use loom::thread;
 
+use super::super::loom_check::check;
 use super::sync::{AtomicU64, Ordering};
 use super::version_lock::{lock, read, validate};
 use super::*;
-
-/// Each of `expected` must be what some execution of the reader returned, and nothing else may be.
-fn check<T: Send + Sync + 'static, R: Debug + PartialEq + Send + 'static>(
-    setup: fn() -> T,
-    writer: fn(&T),
-    reader: fn(&T) -> R,
-    expected: &[R],
-) {
-    let outcomes = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
-    let seen = std::sync::Arc::clone(&outcomes);
-    let mut builder = loom::model::Builder::new();
-    // A scan of three leaves loads many words.
-    builder.max_branches = 10_000;
-    builder.check(move || {
-        let shared = Arc::new(setup());
-        // Not loom's: with the fences of writer and reader a message would be a synchronization.
-        let is_done = std::sync::Arc::new(AtomicBool::new(false));
-        let writing = thread::spawn({
-            let (shared, is_done) = (Arc::clone(&shared), std::sync::Arc::clone(&is_done));
-            move || {
-                writer(&shared);
-                is_done.store(true, Ordering::Relaxed);
-            }
-        });
-        // A thread of its own: loom does not show a thread what it saw itself before it last yielded,
-        // and the setup is seen by the thread that does it.
-        let reading = thread::spawn(move || {
-            while !is_done.load(Ordering::Relaxed) {
-                thread::yield_now();
-            }
-            reader(&shared)
-        });
-        writing.join().unwrap();
-        let outcome = reading.join().unwrap();
-        let mut seen = seen.lock().unwrap();
-        if !seen.contains(&outcome) {
-            seen.push(outcome);
-        }
-    });
-    let outcomes = outcomes.lock().unwrap();
-    for outcome in expected {
-        let is_seen = outcomes.contains(outcome);
-        assert!(is_seen, "{outcome:?} was not among {outcomes:?}");
-    }
-    for outcome in outcomes.iter() {
-        assert!(expected.contains(outcome), "{outcome:?} cannot be");
-    }
-}
 
 /// A version and two words that are always equal.
 type Pair = (AtomicU64, [AtomicU64; 2]);
