@@ -163,6 +163,65 @@ fn scans_get_the_run_that_they_have_paid_for() {
     db.close().unwrap();
 }
 
+/// Scans pay for a merge of the newest runs first. What is deleted there lies in an older one, and stays deleted.
+#[test]
+fn a_merge_of_new_runs_for_scans_keeps_their_deletes() {
+    const RECORDS: u64 = 6_000;
+    const DELETES: u64 = RECORDS / 5;
+    // One partition, so one account. Two tables of deletes, small beside what they delete: what pays for a merge of these
+    // is far from enough for a merge of everything.
+    let db = small(1).compaction_size(64).open("/store").unwrap();
+    load(&db, 0..RECORDS);
+    db.compact(..).unwrap();
+    for first in [0, 5] {
+        for number in (first..RECORDS).step_by(10) {
+            db.delete(key(number)).unwrap();
+        }
+        load(&db, std::iter::empty());
+    }
+    let before = db.stats();
+    assert_eq!(before.levels.flushed_keys, RECORDS + DELETES);
+
+    let scan_until_merges = |merges: u64| {
+        for at in 0.. {
+            let first = at * 48_271 % (RECORDS - 60);
+            let left = (first..).filter(|number| !number.is_multiple_of(5));
+            let entries = db.scan(key(first).as_bytes()..);
+            for (entry, number) in entries.zip(left).take(20) {
+                assert_eq!(*entry.unwrap().0, *key(number).as_bytes());
+            }
+            // Each scan has its look, so no scan pays for two merges.
+            settle(&db);
+            let cost = db.stats().counters.since(&before.counters);
+            if cost.scan_compactions == merges {
+                return assert_eq!(cost.compactions, merges);
+            }
+            assert!(at < 100_000, "{cost:?}");
+        }
+    };
+    let check = || {
+        let mut left = (0..RECORDS).filter(|number| !number.is_multiple_of(5));
+        for entry in db.scan(..) {
+            let expected = left.next().map(key);
+            assert_eq!(*entry.unwrap().0, *expected.unwrap().as_bytes());
+        }
+        assert_eq!(left.next(), None);
+        for number in (0..RECORDS).step_by(5) {
+            assert!(db.get(key(number)).unwrap().is_none(), "{number}");
+        }
+    };
+    scan_until_merges(1);
+    check();
+    let levels = db.stats().levels;
+    assert_eq!(levels.flushed_keys, RECORDS + DELETES, "nothing goes yet");
+    assert_eq!(levels.tables, before.levels.tables - 1);
+
+    scan_until_merges(2);
+    check();
+    assert_eq!(db.stats().levels.flushed_keys, RECORDS - DELETES);
+    db.close().unwrap();
+}
+
 /// A load in key order is written once, and a read of it asks one table.
 fn check_sequential(name: &str, leaves: usize, records: u64, order: impl Iterator<Item = u64>) {
     let db = small(leaves).open("/store").unwrap();
