@@ -244,7 +244,7 @@ pub(crate) mod tests {
     /// Tables that exist only as metadata, newest first with their weights; numbered from 1.
     pub(crate) fn listed_with(tables: Vec<(TableMetadata, u32)>) -> Vec<PartitionTable> {
         let context = context(MemoryVfs::new(), Path::new("/"));
-        (1..)
+        let listed = (1..)
             .zip(tables)
             .map(|(file_number, (metadata, weight))| PartitionTable {
                 table: context.register(TableMetadata {
@@ -253,7 +253,10 @@ pub(crate) mod tests {
                 }),
                 weight,
             })
-            .collect()
+            .collect();
+        // Nobody closes this store: its tables and what they share would hold each other for ever.
+        context.live.lock().clear();
+        listed
     }
 
     /// The same, given by first and last key, weight and length in bytes.
