@@ -416,17 +416,19 @@ impl History {
         let mut calls = Vec::new();
         for operation in &self.operations {
             let (first, last) = self.crash.unwrap_or((u64::MAX, u64::MAX));
-            let end = Some(operation.end).filter(|end| *end < first);
+            let is_certain = operation.end < first;
             // What a read said after the crash binds nobody.
-            if operation.begin >= last || end.is_none() && !operation.is_write() {
+            if operation.begin >= last || !is_certain && !operation.is_write() {
                 continue;
             }
             calls.extend(actions(operation).into_iter().map(|action| Call {
                 action,
                 begin: operation.begin,
-                end,
+                end: Some(operation.end),
+                is_certain,
                 is_durable: operation.is_write()
-                    && end.is_some_and(|end| end < self.durable_before),
+                    && is_certain
+                    && operation.end < self.durable_before,
             }));
         }
         calls
@@ -448,6 +450,7 @@ impl History {
                 action: read(found.clone()),
                 begin: u64::MAX - 1,
                 end: Some(u64::MAX),
+                is_certain: true,
                 is_durable: false,
             });
         }
