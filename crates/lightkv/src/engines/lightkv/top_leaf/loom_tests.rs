@@ -5,8 +5,7 @@
 //! RUSTC_WORKSPACE_WRAPPER="$PWD/ci/with_loom" cargo test --release -p lightkv --lib top_leaf::loom_tests
 //! ```
 //!
-//! Use a target directory of its own for it: the flag rebuilds everything. Each ordering named in
-//! the argument, weakened to `Relaxed`, makes at least one of these tests fail.
+//! Each ordering named in the argument, weakened to `Relaxed`, makes at least one of these tests fail.
 //!
 //! Readers store nothing, so they cannot change what the writer does, and every execution equals
 //! one in which the writer runs first and the reader's loads then return stores of any age that
