@@ -69,6 +69,12 @@ class Tidy(unittest.TestCase):
             self.assertNotEqual(problems(code), [], code)
         self.assertNotEqual(list(tidy.rust_problems("a.rs", "fn f() {}\n")), [])
 
+    def test_patches(self) -> None:
+        new_file = "A seeded bug.\n\n--- /dev/null\n+++ b/no/such/file\n@@ -0,0 +1 @@\n+x\n"
+        self.assertIsNone(tidy.patch_problem("a.patch", new_file))
+        stale = "A seeded bug.\n\n--- a/ci/tidy.py\n+++ b/ci/tidy.py\n@@ -1 +1 @@\n-never written\n+x\n"
+        self.assertIsNotNone(tidy.patch_problem("a.patch", stale))
+
     def test_layouts(self) -> None:
         names = ["crates/x/src/y_layout.rs"]
         self.assertNotEqual(list(tidy.format_problems(names, {})), [])

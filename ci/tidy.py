@@ -200,6 +200,15 @@ def link_problems(name: str, text: str, texts: dict[str, str]) -> Iterator[str]:
                 yield f"{name}:{number}: {page} has no heading #{anchor}"
 
 
+def patch_problem(name: str, patch: str) -> str | None:
+    """A seeded bug whose patch does not apply any more is one that nothing has to catch."""
+    command = ["git", "apply", "--check", "-"]
+    applied = subprocess.run(command, cwd=ROOT, input=patch, stderr=subprocess.PIPE, text=True, check=False)
+    if applied.returncode == 0:
+        return None
+    return f"{name}: does not apply: {applied.stderr.splitlines()[0].removeprefix('error: ')}"
+
+
 def main() -> None:
     names = files()
     texts = {
@@ -217,11 +226,14 @@ def main() -> None:
     problems += unsafe_list_problems(texts)
     problems += format_problems(names, texts)
     problems += example_problems(texts)
+    patches = [name for name in names if name.endswith(".patch")]
+    found = [patch_problem(name, (ROOT / name).read_text(encoding="utf-8")) for name in patches]
+    problems += [problem for problem in found if problem]
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     if problems:
         sys.exit(1)
-    print(f"{len(texts)} files are tidy")
+    print(f"{len(texts)} files are tidy, {len(patches)} patches apply")
 
 
 if __name__ == "__main__":
