@@ -519,6 +519,7 @@ fn wait_for_threads(child: &Child, states: &[char]) -> Result<(), String> {
             return Ok(());
         }
         if start.elapsed() > HANG_AFTER {
+            signal(child, Signal::KILL);
             return Err(format!("threads in states {now:?} instead of {states:?}"));
         }
         std::thread::yield_now();
