@@ -5,9 +5,9 @@
 //! `log_CS(tables of a partition) + 1` times. Tables that do not overlap are never rewritten: they change
 //! their weight in the manifest. Tables of other weights and partitions are not touched.
 //!
-//! Where weights ask for nothing, a partition is merged for its garbage (`garbage.rs`), for what range deletions left
-//! (`deleted.rs`), or because its scans have paid for fewer runs (`gather.rs`). `plan.rs` chooses, `merge.rs` writes, this file
-//! installs.
+//! Tables that a range deletion covers are dropped before all else. Where weights ask for nothing, tables are rewritten without
+//! what range deletions left (`deleted.rs`), or merged for their garbage (`garbage.rs`), or because scans have paid for fewer
+//! runs (`gather.rs`). `plan.rs` chooses, `merge.rs` writes, this file installs.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
