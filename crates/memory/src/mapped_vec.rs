@@ -33,6 +33,13 @@ impl<T: Copy> MappedVec<T> {
         }
     }
 
+    /// With addresses for so many elements. None takes memory before it is stored.
+    pub fn with_capacity(capacity: usize) -> Self {
+        let mut new = Self::new();
+        new.reserve(capacity);
+        new
+    }
+
     /// With `len` copies of an element.
     pub fn filled(len: usize, element: T) -> Self {
         let mut new = Self::new();
@@ -211,6 +218,9 @@ mod tests {
         assert!(mapped.mapped_bytes() >= 20_000 * 8 && mapped.capacity() >= 20_000);
         mapped.clear();
         assert!(mapped.is_empty());
+        let reserved = MappedVec::<u64>::with_capacity(10_000);
+        assert!(reserved.is_empty() && reserved.memory_bytes() == 0);
+        assert!(reserved.capacity() >= 10_000);
         assert_eq!(*MappedVec::filled(3, (1_u8, 2_u32)), [(1, 2); 3]);
     }
 

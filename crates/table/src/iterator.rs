@@ -611,5 +611,6 @@ impl Drop for TableIterator {
     fn drop(&mut self) {
         self.note_buffers(0);
         self.drop_behind();
+        self.leave_buffers();
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::cache::TableCache;
 use crate::file_handles::FileHandles;
+use lightkv_vfs::{ALIGNMENT_BYTES_MAX, AlignedBuffer};
 use parking_lot::Mutex;
 use std::fmt;
 use std::io;
@@ -20,6 +21,8 @@ pub struct TableShared {
     /// Buffers of writers that are gone, for the next ones: the store's largest allocations, which would be made and
     /// freed all the time.
     write_buffers: Mutex<Vec<Vec<u8>>>,
+    /// Buffers of scans that have ended, for the next ones, from the shortest on: a new one is as many page faults as it has pages.
+    read_buffers: Mutex<Vec<AlignedBuffer>>,
     /// Reads that somebody waits for.
     waiting_reads: Counter,
     /// Whether a scan was ever placed in a table. Relaxed: a hint.
@@ -39,6 +42,16 @@ impl Drop for WaitingRead<'_> {
 /// So many buffers are kept for writers, of at most so many bytes.
 const WRITE_BUFFERS_MAX: usize = 4;
 const WRITE_BUFFER_BYTES_MAX: usize = 2 << 20;
+
+/// So many buffers are kept for scans, each of at most so many bytes, and of so many together. Longer ones belong to long scans, which use
+/// theirs many times.
+const READ_BUFFERS_MAX: usize = 16;
+const READ_BUFFER_BYTES_MAX: usize = 256 << 10;
+const READ_BUFFERS_BYTES_MAX: u64 = 1 << 20;
+/// Buffers that are made for scans have so many bytes, or a multiple.
+const READ_BUFFER_STEP_BYTES: usize = 64 << 10;
+/// And no more than this part of what the cache may have: they are taken from that, which in a small budget is next to nothing.
+const READ_BUFFERS_CACHE_PART: u64 = 16;
 
 /// How much of a device's time is left to readers that wait, to one part for each background thread. Measured with a reader and a
 /// writer flat out: 3 gave the reader 2.0 to 2.3 times its rate and cost the writer a fifth, 6 gave it 2.5 to 2.9 times and cost a third.
@@ -69,6 +82,7 @@ impl TableShared {
             read_ahead_bytes: AtomicU64::new(0),
             writer_bytes: AtomicU64::new(0),
             write_buffers: Mutex::default(),
+            read_buffers: Mutex::default(),
             waiting_reads: Counter::default(),
             has_scans: AtomicBool::new(false),
         }
@@ -148,6 +162,7 @@ impl TableShared {
     /// was made with a limit of 0.
     pub fn set_cache_capacity_bytes(&self, cache_bytes: u64) {
         self.cache.set_capacity_bytes(cache_bytes);
+        self.bound_read_buffers(&mut self.read_buffers.lock());
     }
 
     /// Resident indexes of all open tables, in bytes.
@@ -155,9 +170,48 @@ impl TableShared {
         self.index_bytes.load(Ordering::Relaxed)
     }
 
-    /// What all iterators hold to read ahead, in bytes.
+    /// What all iterators hold to read ahead, in bytes. Buffers that wait for the next scan are counted.
     pub fn read_ahead_bytes(&self) -> u64 {
-        self.read_ahead_bytes.load(Ordering::Relaxed)
+        let waiting_bytes = total_bytes(&self.read_buffers.lock());
+        self.read_ahead_bytes.load(Ordering::Relaxed) + waiting_bytes
+    }
+
+    /// A buffer for a read of `len` bytes, wherever in a file they begin: one that another scan has left, if there is one.
+    pub(crate) fn take_read_buffer(&self, len: usize) -> AlignedBuffer {
+        // Whole units on both sides, and what the alignment needs before them.
+        let capacity_bytes = len + 3 * ALIGNMENT_BYTES_MAX;
+        if capacity_bytes > READ_BUFFER_BYTES_MAX {
+            return AlignedBuffer::new();
+        }
+        let mut waiting = self.read_buffers.lock();
+        let fitting = waiting.partition_point(|buffer| buffer.capacity_bytes() < capacity_bytes);
+        if fitting < waiting.len() {
+            return waiting.remove(fitting);
+        }
+        drop(waiting);
+        // So that the next one fits, which will not be of the same length to the byte.
+        AlignedBuffer::zeroed(capacity_bytes.next_multiple_of(READ_BUFFER_STEP_BYTES))
+    }
+
+    /// Takes a buffer of a scan that has ended.
+    pub(crate) fn keep_read_buffer(&self, buffer: AlignedBuffer) {
+        let capacity_bytes = buffer.capacity_bytes();
+        if capacity_bytes == 0 || capacity_bytes > READ_BUFFER_BYTES_MAX {
+            return;
+        }
+        let mut waiting = self.read_buffers.lock();
+        let place = waiting.partition_point(|other| other.capacity_bytes() < capacity_bytes);
+        waiting.insert(place, buffer);
+        self.bound_read_buffers(&mut waiting);
+    }
+
+    fn bound_read_buffers(&self, waiting: &mut Vec<AlignedBuffer>) {
+        let bytes_max =
+            READ_BUFFERS_BYTES_MAX.min(self.cache_capacity_bytes() / READ_BUFFERS_CACHE_PART);
+        // The shortest go: they cost the least to make anew.
+        while waiting.len() > READ_BUFFERS_MAX || total_bytes(waiting) > bytes_max {
+            waiting.remove(0);
+        }
     }
 
     /// What all writers hold, in bytes: buffers, and what becomes index and leaf. Buffers that wait for the next
@@ -206,6 +260,11 @@ impl TableShared {
     pub fn counters(&self) -> CounterValues {
         self.counters.values()
     }
+}
+
+fn total_bytes(buffers: &[AlignedBuffer]) -> u64 {
+    let capacities = buffers.iter().map(AlignedBuffer::capacity_bytes);
+    capacities.sum::<usize>() as u64
 }
 
 fn note(level: &AtomicU64, before: u64, now: u64) {
@@ -278,6 +337,40 @@ pub struct CounterValues {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn buffers_of_scans_are_kept_for_others_within_bounds() {
+        let shared = TableShared::new(64 << 20, 1);
+        shared.keep_read_buffer(AlignedBuffer::new());
+        shared.keep_read_buffer(AlignedBuffer::zeroed(READ_BUFFER_BYTES_MAX + 4096));
+        assert_eq!(shared.read_ahead_bytes(), 0);
+        for kib in [100, 128, 200, 64] {
+            shared.keep_read_buffer(AlignedBuffer::zeroed(kib << 10));
+        }
+        let kept_bytes = shared.read_ahead_bytes();
+        assert_eq!(kept_bytes, 492 << 10);
+        let shortest_that_fits = shared.take_read_buffer(70 << 10);
+        assert_eq!(shortest_that_fits.capacity_bytes(), 100 << 10);
+        assert_eq!(shared.read_ahead_bytes(), kept_bytes - (100 << 10));
+        let new = shared.take_read_buffer(199 << 10);
+        assert_eq!(new.capacity_bytes(), 256 << 10);
+        let too_long = shared.take_read_buffer(1 << 20);
+        assert_eq!(too_long.capacity_bytes(), 0, "it is made by the read");
+        assert_eq!(shared.read_ahead_bytes(), kept_bytes - (100 << 10));
+
+        for round in 0..100 {
+            shared.keep_read_buffer(AlignedBuffer::zeroed((1 + round * 7 % 255) << 10));
+            assert!(shared.read_ahead_bytes() <= READ_BUFFERS_BYTES_MAX);
+            assert!(shared.read_buffers.lock().len() <= READ_BUFFERS_MAX);
+        }
+        let longest = shared.read_buffers.lock().last().unwrap().capacity_bytes();
+        assert!(longest >= 250 << 10);
+
+        shared.set_cache_capacity_bytes(8 << 20);
+        assert!((1..=512 << 10).contains(&shared.read_ahead_bytes()));
+        shared.set_cache_capacity_bytes(1000);
+        assert_eq!(shared.read_ahead_bytes(), 0);
+    }
 
     #[test]
     fn the_device_is_left_only_to_those_who_wait_and_never_for_long() {

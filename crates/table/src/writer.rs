@@ -37,6 +37,9 @@ const WRITE_CHUNK_BESIDE_READS_BYTES: usize = 256 << 10;
 const GIVE_WAY_BLOCKS: usize = 8;
 /// Every so many entries a key of a data block is stored whole: a lookup decodes half as many.
 const RESTART_INTERVAL: u32 = 8;
+/// Keys for which a writer reserves addresses at first: untouched they take no memory, and to grow moves pages.
+const KEYS_RESERVED: usize = 1 << 17;
+
 /// Payload of one block of the index.
 const INDEX_PARTITION_BYTES: usize = 8192;
 
@@ -207,8 +210,8 @@ impl TableWriter {
             last_key: Vec::new(),
             last_sequence: 0,
             offsets,
-            hashes: MappedVec::new(),
-            hash_blocks: MappedVec::new(),
+            hashes: MappedVec::with_capacity(KEYS_RESERVED),
+            hash_blocks: MappedVec::with_capacity(KEYS_RESERVED),
             separators: Separators::default(),
             properties: Properties {
                 min_sequence: u64::MAX,

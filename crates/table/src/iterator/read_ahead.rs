@@ -159,8 +159,17 @@ impl TableIterator {
         }
     }
 
-    pub(super) fn request(&self, stretch: Stretch, buffer: AlignedBuffer) -> Result<ReadRequest> {
+    pub(super) fn request(
+        &self,
+        stretch: Stretch,
+        mut buffer: AlignedBuffer,
+    ) -> Result<ReadRequest> {
         self.reader.count_read(stretch.len());
+        if self.options.access == Access::Scan && buffer.capacity_bytes() < stretch.len() {
+            let shared = &self.reader.shared;
+            shared.keep_read_buffer(buffer);
+            buffer = shared.take_read_buffer(stretch.len());
+        }
         Ok(ReadRequest {
             file: self.reader.file()?,
             offset: stretch.start,
@@ -249,6 +258,19 @@ impl TableIterator {
             }
         };
         self.take_window(stretch, read)
+    }
+
+    /// Leaves the buffers to other scans.
+    pub(super) fn leave_buffers(&mut self) {
+        if self.options.access != Access::Scan {
+            return;
+        }
+        let shared = &self.reader.shared;
+        shared.keep_read_buffer(std::mem::take(&mut self.blocks.window));
+        shared.keep_read_buffer(std::mem::take(&mut self.spare));
+        if let Some(AheadState::Read(read)) = self.ahead.take().map(|ahead| ahead.state) {
+            shared.keep_read_buffer(read.buffer);
+        }
     }
 
     /// Tells the store how much memory the iterator holds.

@@ -190,6 +190,34 @@ fn a_repeated_short_scan_reads_nothing() {
     assert_eq!(scan(&reader), 0);
 }
 
+#[test]
+fn scans_read_into_what_others_have_left() {
+    let vfs = memory();
+    write(&vfs, options(), &model(20_000, 200));
+    let shared = Arc::new(TableShared::new(64 << 20, 4));
+    let reader = open(&vfs, options(), &shared);
+    let scan = || {
+        let mut iterator = reader.iter(IteratorOptions {
+            fill_cache: false,
+            first_read_bytes: 100 << 10,
+            ..IteratorOptions::default()
+        });
+        iterator.seek(b"user8").unwrap();
+        (iterator.buffer_bytes() as u64, shared.read_ahead_bytes())
+    };
+    let (held_bytes, noted_bytes) = scan();
+    assert!(held_bytes >= 90 << 10);
+    assert_eq!(noted_bytes, held_bytes);
+    for _ in 0..10 {
+        assert_eq!(
+            shared.read_ahead_bytes(),
+            held_bytes,
+            "it waits for another"
+        );
+        assert_eq!(scan(), (held_bytes, held_bytes), "which uses it");
+    }
+}
+
 /// Caches the block of every so many keys.
 fn cache_some(reader: &Arc<TableReader>, every: usize) {
     for number in (0..20_000).step_by(every) {
