@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 /// Each read ahead of a scan is so many times as long as the one before.
 pub const READ_AHEAD_GROWTH: usize = 5;
+/// Least that a scan reads of a table whose first window was too short.
+const RETRY_BYTES_MIN: usize = 16 << 10;
 /// Between blocks that have to be read, so much that is cached is read again rather than left out.
 const CACHED_BYTES_READ_AGAIN_MAX: usize = 32 << 10;
 
@@ -153,6 +155,13 @@ impl TableIterator {
     fn next_read_bytes(&self) -> usize {
         match self.options.access {
             Access::Compaction => self.options.read_ahead_bytes_max,
+            // The table has a little more of what is wanted than was to be expected.
+            Access::Scan
+                if self.visited_bytes < 2 * self.options.first_read_bytes
+                    && self.planned_bytes < self.options.read_ahead_bytes_max =>
+            {
+                (self.options.first_read_bytes / 4).max(RETRY_BYTES_MIN)
+            }
             Access::Scan => (READ_AHEAD_GROWTH * self.planned_bytes)
                 .max(self.options.first_read_bytes)
                 .min(self.options.read_ahead_bytes_max),

@@ -168,10 +168,7 @@ impl RunSource {
         // Who walks through a whole table will probably walk through more of them.
         let file_len_bytes = table.metadata.file_len_bytes;
         let next_bytes = file_len_bytes.min(NEXT_TABLE_BYTES_MAX);
-        self.next_bytes = FirstBytes {
-            wanted: self.next_bytes.wanted.max(next_bytes),
-            read: self.next_bytes.read.max(next_bytes),
-        };
+        self.next_bytes = self.next_bytes.at_least(next_bytes);
         Ok(Some(source))
     }
 }

@@ -50,10 +50,14 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Least that a scan which has just begun reads from all tables together: a dozen records of 1 KiB.
-const FIRST_READ_BYTES_MIN: u64 = 24 << 10;
+/// Least that a scan which has just begun wants of all tables together: a dozen records of 1 KiB.
+const FIRST_READ_BYTES_MIN: u64 = 16 << 10;
 /// Least that it reads next: who goes on probably goes on for longer.
-const NEXT_READ_BYTES_MIN: u64 = FIRST_READ_BYTES_MIN * READ_AHEAD_GROWTH as u64;
+const NEXT_READ_BYTES_MIN: u64 = 120 << 10;
+/// A walk begins and ends in the midst of blocks.
+const BLOCK_ENDS_BYTES: f64 = 8192.0;
+/// So many standard deviations more than its part is read of each table: one that has too little waits for the device alone.
+const SPREAD_DEVIATIONS: f64 = 2.0;
 /// Most that a long scan reads ahead from all tables together, half of it while it walks through the other.
 const READ_AHEAD_BYTES: u64 = 2 << 20;
 /// A device does not do more side by side for one reader, and each holds a file open.
@@ -65,10 +69,12 @@ const READ_AHEAD_BYTES_MIN: u64 = 64 << 10;
 /// of them are begun at once, shortly before the first table needs one.
 #[derive(Debug)]
 pub(crate) struct ReadAhead {
-    /// Length of all windows together that come next, in bytes.
+    /// What the windows together that come next are to return, in bytes.
     next_bytes: u64,
     /// Where the scan begins to read them, in bytes that it has returned.
     at_bytes: u64,
+    /// What tables are passed over for what is returned.
+    entries_per_key: f64,
     under_way: Option<UnderWay>,
 }
 
@@ -81,12 +87,13 @@ struct UnderWay {
 }
 
 impl ReadAhead {
-    fn new(walked_bytes: u64, first_bytes: u64) -> Self {
+    fn new(walked_bytes: u64, first_bytes: FirstBytes, entries_per_key: f64) -> Self {
+        let expected_bytes = first_bytes.returned.max(FIRST_READ_BYTES_MIN);
         Self {
-            next_bytes: first_bytes.max(NEXT_READ_BYTES_MIN),
-            // Behind what is expected of a scan (`FirstBytes`), and before a table comes to its end: records
-            // are not spread evenly.
-            at_bytes: walked_bytes + first_bytes / 10 * 7,
+            next_bytes: (expected_bytes / 2 * 3).max(NEXT_READ_BYTES_MIN),
+            // Behind what is expected of a scan, and before the tables come to the ends of their windows (`part_bytes`).
+            at_bytes: walked_bytes + expected_bytes + expected_bytes / 50 + 1024,
+            entries_per_key,
             under_way: None,
         }
     }
@@ -126,8 +133,8 @@ impl ReadAhead {
                 let Some(table) = source.table_mut() else {
                     continue;
                 };
-                let share = (bytes as f64 * table.share) as usize;
-                match table.iterator.prepare_next(share) {
+                let part = bytes as f64 * self.entries_per_key * table.share;
+                match table.iterator.prepare_next(part as usize) {
                     Ok(Some(request)) => {
                         places.push((place, at));
                         requests.push(request);
@@ -167,25 +174,49 @@ impl ReadAhead {
 /// What a walk takes from a partition at first, from all tables together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FirstBytes {
-    /// What it will probably want.
+    /// What it will probably return.
+    returned: u64,
+    /// What it will probably pass over for that, versions that nobody sees any more included.
     pub(super) wanted: u64,
     /// What is read if something has to be.
     pub(super) read: u64,
 }
 
 impl FirstBytes {
-    fn new(walked_bytes: u64, expected_bytes: u64) -> Self {
-        let wanted = if walked_bytes < expected_bytes {
-            // Half as much again as is expected, so that none of the tables has too little of it.
-            (expected_bytes - walked_bytes) / 2 * 3
+    /// `entries_per_key` is of the tables.
+    fn new(walked_bytes: u64, expected_bytes: u64, entries_per_key: f64) -> Self {
+        let returned = if walked_bytes < expected_bytes {
+            expected_bytes - walked_bytes
         } else {
-            walked_bytes * 2
+            (walked_bytes / 3).saturating_mul(4)
         };
+        let returned = returned.min(READ_AHEAD_BYTES / 2);
+        Self::of(returned, (returned as f64 * entries_per_key) as u64)
+    }
+
+    fn of(returned: u64, wanted: u64) -> Self {
         Self {
+            returned,
             wanted: wanted.min(READ_AHEAD_BYTES / 2),
             read: wanted.clamp(FIRST_READ_BYTES_MIN, READ_AHEAD_BYTES / 2),
         }
     }
+
+    /// At least so much.
+    pub(super) fn at_least(self, bytes: u64) -> Self {
+        Self::of(self.returned.max(bytes), self.wanted.max(bytes))
+    }
+}
+
+/// What to take of a table if its run has a share of the partition's bytes and `bytes` of all runs together are walked
+/// through. Entries are spread over runs as bytes are, but by chance: the number of those in one run has the deviation of a
+/// binomial distribution.
+fn part_bytes(bytes: u64, share: f64, entry_bytes: f64) -> usize {
+    let bytes = bytes as f64;
+    let deviation_bytes = (bytes * share * (1.0 - share) * entry_bytes)
+        .max(0.0)
+        .sqrt();
+    (bytes * share + SPREAD_DEVIATIONS * deviation_bytes + BLOCK_ENDS_BYTES) as usize
 }
 
 /// What several runs read first, and which runs those are.
@@ -234,7 +265,11 @@ pub(crate) fn add_table_sources(
         .filter_map(|run| RunSource::first_table(tables, run, &walk).map(|at| (run, at)))
         .collect();
     let all_bytes: u64 = reached.iter().map(|&(run, _)| tables.run_bytes(run)).sum();
-    let first_bytes = FirstBytes::new(walk.walked_bytes, store.scan_lengths.expected_bytes());
+    let first_bytes = FirstBytes::new(
+        walk.walked_bytes,
+        store.scan_lengths.expected_bytes(),
+        tables.entries_per_key(),
+    );
     let (mut placed, mut first_reads) = (Vec::new(), FirstReads::default());
     let (runs, mut reads) = (reached.len(), 0);
     for (run, at) in reached {
@@ -264,7 +299,7 @@ pub(crate) fn add_table_sources(
         }
     }
     Ok(PlacedRuns {
-        read_ahead: ReadAhead::new(walk.walked_bytes, first_bytes.read),
+        read_ahead: ReadAhead::new(walk.walked_bytes, first_bytes, tables.entries_per_key()),
         runs,
         reads,
     })
@@ -356,11 +391,14 @@ impl TableSource {
         share: f64,
         first_bytes: FirstBytes,
     ) -> Result<Self> {
-        let part = |bytes: u64| (bytes as f64 * share) as u64;
+        let metadata = &table.metadata;
+        let entry_bytes = metadata.file_len_bytes as f64 / metadata.entries.max(1) as f64;
+        let part = |bytes: u64| part_bytes(bytes, share, entry_bytes);
+        let read_ahead_bytes = (READ_AHEAD_BYTES as f64 / 2.0 * share) as u64;
         let options = IteratorOptions {
-            expected_bytes: part(first_bytes.wanted) as usize,
-            first_read_bytes: part(first_bytes.read) as usize,
-            read_ahead_bytes_max: part(READ_AHEAD_BYTES / 2).max(READ_AHEAD_BYTES_MIN) as usize,
+            expected_bytes: part(first_bytes.wanted),
+            first_read_bytes: part(first_bytes.read),
+            read_ahead_bytes_max: read_ahead_bytes.max(READ_AHEAD_BYTES_MIN) as usize,
             ..IteratorOptions::default()
         };
         let mut iterator = table.iterator(options)?;
@@ -459,5 +497,49 @@ impl TableSource {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_alone_is_read_as_far_as_the_scan_goes() {
+        assert_eq!(part_bytes(104_000, 1.0, 1040.0), 104_000 + 8192);
+        assert_eq!(part_bytes(0, 0.5, 1040.0), 8192);
+    }
+
+    #[test]
+    fn small_parts_are_read_with_more_to_spare() {
+        let parts = [0.9, 0.05, 0.05].map(|share| part_bytes(100_000, share, 1000.0) as f64);
+        let spare = [90_000.0, 5_000.0, 5_000.0];
+        let ratios: Vec<f64> = parts
+            .iter()
+            .zip(spare)
+            .map(|(part, mean)| part / mean)
+            .collect();
+        assert!(ratios[0] < 1.2 && ratios[1] > 2.0, "{ratios:?}");
+    }
+
+    #[test]
+    fn what_nobody_sees_any_more_is_read_too() {
+        let first = FirstBytes::new(0, 100_000, 2.0);
+        assert_eq!(
+            (first.returned, first.wanted, first.read),
+            (100_000, 200_000, 200_000)
+        );
+        let short = FirstBytes::new(90_000, 100_000, 1.0);
+        assert_eq!(
+            (short.returned, short.wanted, short.read),
+            (10_000, 10_000, FIRST_READ_BYTES_MIN)
+        );
+        let long = FirstBytes::new(300_000, 100_000, 1.0);
+        assert_eq!(long.wanted, 400_000);
+        let most = FirstBytes::new(u64::MAX, 0, 4.0);
+        assert_eq!(
+            (most.wanted, most.read),
+            (READ_AHEAD_BYTES / 2, READ_AHEAD_BYTES / 2)
+        );
     }
 }

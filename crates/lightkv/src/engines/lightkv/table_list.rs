@@ -25,6 +25,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::key_sketch::{KeySketch, STANDARD_ERROR};
 use super::partition::PartitionTable;
 
 /// Fewer tombstones than this never ask for a flush.
@@ -32,6 +33,9 @@ const TOMBSTONES_MIN: u64 = 64;
 
 /// So many always do: a flush of them takes milliseconds.
 const TOMBSTONES_MAX: u64 = 4096;
+
+/// A partition with more of them for a key is an exception that merges will end.
+const ENTRIES_PER_KEY_MAX: f64 = 4.0;
 
 /// An immutable list of a partition's tables.
 #[derive(Debug, Default)]
@@ -46,6 +50,7 @@ pub(crate) struct TableList {
     run_bytes: Box<[u64]>,
     /// Entries that are no tombstones.
     puts: u64,
+    entries_per_key: f64,
 }
 
 impl TableList {
@@ -72,6 +77,11 @@ impl TableList {
             in_runs.append(&mut run);
             run_ends.push(in_runs.len() as u32);
         }
+        let entries_per_key = if run_ends.len() > 1 {
+            entries_per_key(&tables)
+        } else {
+            1.0
+        };
         let puts = tables
             .iter()
             .map(|listed| &listed.table.metadata)
@@ -79,6 +89,7 @@ impl TableList {
             .sum();
         Arc::new(Self {
             puts,
+            entries_per_key,
             tables: tables.into(),
             in_runs: in_runs.into(),
             run_ends: run_ends.into(),
@@ -93,6 +104,12 @@ impl TableList {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.tables.is_empty()
+    }
+
+    /// How many entries the tables have for a key, about: what a scan passes over for each that it returns, as far as nothing was
+    /// deleted. At least 1, and rather too low than too high.
+    pub(crate) fn entries_per_key(&self) -> f64 {
+        self.entries_per_key
     }
 
     /// Tombstones above these tables that are worth a flush: what they hide in the tables is given back only
@@ -166,6 +183,20 @@ impl TableList {
         };
         &self.in_runs[start..self.run_ends[run] as usize]
     }
+}
+
+/// By the sketches of the tables' keys. 1 if one has none.
+fn entries_per_key(tables: &[PartitionTable]) -> f64 {
+    let (mut union, mut entries) = (KeySketch::default(), 0);
+    for listed in tables {
+        let Some(sketch) = &listed.table.metadata.sketch else {
+            return 1.0;
+        };
+        union.unite(sketch);
+        entries += listed.table.metadata.entries;
+    }
+    let keys_most = union.estimate() * (1.0 + STANDARD_ERROR);
+    (entries as f64 / keys_most.max(1.0)).clamp(1.0, ENTRIES_PER_KEY_MAX)
 }
 
 /// First key of a table within a partition that begins at `lower`.
@@ -298,6 +329,37 @@ pub(crate) mod tests {
             assert_eq!(covering(&list, "05555").len(), 1);
             assert!(covering(&list, "00095").is_empty());
         }
+    }
+
+    #[test]
+    fn entries_per_key_are_of_keys_that_several_tables_have() {
+        let table = |keys: std::ops::Range<u64>| {
+            let hash = |key: u64| lightkv_table::hash_key(7, &key.to_le_bytes());
+            let hashes: Vec<u64> = keys.map(hash).collect();
+            let metadata = TableMetadata {
+                entries: hashes.len() as u64,
+                distinct_keys: hashes.len() as u64,
+                smallest_key: (*b"a").into(),
+                largest_key: (*b"z").into(),
+                sketch: Some(KeySketch::of(&hashes)),
+                ..TableMetadata::default()
+            };
+            (metadata, 0)
+        };
+        let entries_per_key = |tables| TableList::new(listed_with(tables), b"").entries_per_key();
+        assert_eq!(entries_per_key(vec![]), 1.0);
+        assert_eq!(entries_per_key(vec![table(0..9000)]), 1.0);
+        let disjoint = entries_per_key(vec![table(0..9000), table(9000..18_000)]);
+        assert!((1.0..1.2).contains(&disjoint), "{disjoint}");
+        let twice = entries_per_key(vec![table(0..9000), table(0..9000)]);
+        assert!((1.5..2.2).contains(&twice), "{twice}");
+        let often = entries_per_key(vec![table(0..900); 20]);
+        assert_eq!(often, ENTRIES_PER_KEY_MAX);
+        let unknown = TableMetadata {
+            sketch: None,
+            ..table(0..9000).0
+        };
+        assert_eq!(entries_per_key(vec![table(0..9000), (unknown, 0)]), 1.0);
     }
 
     #[test]
