@@ -218,6 +218,33 @@ fn scans_read_into_what_others_have_left() {
     }
 }
 
+#[test]
+fn a_scan_that_goes_a_little_further_than_expected_reads_a_little_more() {
+    let vfs = memory();
+    write(&vfs, options(), &model(20_000, 200));
+    let shared = Arc::new(TableShared::new(64 << 20, 4));
+    let reader = open(&vfs, options(), &shared);
+    let first = 100 << 10;
+    let mut iterator = reader.iter(IteratorOptions {
+        fill_cache: false,
+        first_read_bytes: first,
+        ..IteratorOptions::default()
+    });
+    let walk = |iterator: &mut lightkv_table::TableIterator, reads: u64| {
+        let before = shared.counters();
+        while shared.counters().table_reads - before.table_reads < reads {
+            iterator.next().unwrap();
+        }
+        shared.counters().table_bytes_read - before.table_bytes_read
+    };
+    iterator.seek(b"user2").unwrap();
+    let second = walk(&mut iterator, 1) as usize;
+    assert!((16 << 10..=first / 4).contains(&second), "{second}");
+    // Who goes on, goes on for long.
+    let then = walk(&mut iterator, 6) as usize;
+    assert!(then > 4 * first, "{then}");
+}
+
 /// Caches the block of every so many keys.
 fn cache_some(reader: &Arc<TableReader>, every: usize) {
     for number in (0..20_000).step_by(every) {

@@ -38,7 +38,7 @@ const TOMBSTONES_MAX: u64 = 4096;
 const ENTRIES_PER_KEY_MAX: f64 = 4.0;
 
 /// An immutable list of a partition's tables.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct TableList {
     /// Newest first.
     tables: Box<[PartitionTable]>,
