@@ -48,10 +48,10 @@ const WRITE_BUFFER_BYTES_MAX: usize = 2 << 20;
 const READ_BUFFERS_MAX: usize = 16;
 const READ_BUFFER_BYTES_MAX: usize = 256 << 10;
 const READ_BUFFERS_BYTES_MAX: u64 = 1 << 20;
-/// Buffers that are made for scans have so many bytes, or a multiple.
-const READ_BUFFER_STEP_BYTES: usize = 64 << 10;
 /// And no more than this part of what the cache may have: they are taken from that, which in a small budget is next to nothing.
 const READ_BUFFERS_CACHE_PART: u64 = 16;
+/// Buffers that are made for scans have so many bytes, or a multiple.
+const READ_BUFFER_STEP_BYTES: usize = 64 << 10;
 
 /// How much of a device's time is left to readers that wait, to one part for each background thread. Measured with a reader and a
 /// writer flat out: 3 gave the reader 2.0 to 2.3 times its rate and cost the writer a fifth, 6 gave it 2.5 to 2.9 times and cost a third.
