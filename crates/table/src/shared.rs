@@ -40,8 +40,8 @@ impl Drop for WaitingRead<'_> {
 }
 
 /// So many buffers are kept for writers, of at most so many bytes.
-const WRITE_BUFFERS_MAX: usize = 4;
-const WRITE_BUFFER_BYTES_MAX: usize = 2 << 20;
+const WRITE_BUFFERS_MAX: usize = 8;
+const WRITE_BUFFER_BYTES_MAX: usize = 1 << 20;
 
 /// So many buffers are kept for scans, each of at most so many bytes, and of so many together. Longer ones belong to long scans, which use
 /// theirs many times.
@@ -230,7 +230,10 @@ impl TableShared {
     /// Takes the buffer of a writer that is done.
     pub(crate) fn keep_write_buffer(&self, mut buffer: Vec<u8>) {
         let mut waiting = self.write_buffers.lock();
-        if waiting.len() < WRITE_BUFFERS_MAX && buffer.capacity() <= WRITE_BUFFER_BYTES_MAX {
+        let capacity_bytes = buffer.capacity();
+        if waiting.len() < WRITE_BUFFERS_MAX
+            && (1..=WRITE_BUFFER_BYTES_MAX).contains(&capacity_bytes)
+        {
             buffer.clear();
             waiting.push(buffer);
         }

@@ -1,9 +1,11 @@
 //! Writes a table.
 //!
 //! Entries go straight into the buffer that is written to the file, so a value is copied once. The
-//! buffer leaves in pieces of whole pages and about 1 MiB (`TableOptions::write_bytes`), past the page cache: what was written is not
-//! what will be read soon, and the kernel need not copy it, age it and write it back. Where that is
-//! impossible the kernel is asked to write each piece back at once: the sync at the end then finds little
+//! buffer leaves in whole pages, past the page cache: what was written is not
+//! what will be read soon, and the kernel need not copy it, age it and write it back. While the device writes one buffer, the next
+//! is filled; together they are about 1 MiB (`TableOptions::write_bytes`). While somebody waits for reads, writes are shorter, one at a time, and
+//! leave the device to them. Where the page cache cannot be passed
+//! the kernel is asked to write each piece back at once: the sync at the end then finds little
 //! left to do.
 
 use crate::block::{Payload, PayloadLayout};
@@ -22,8 +24,9 @@ use crate::{
     Compression, EntryKind, HashFunction, MAX_KEY_BYTES, MAX_VALUE_BYTES, TableOptions, hash_key,
 };
 use lightkv_memory::MappedVec;
-use lightkv_vfs::{ALIGNMENT_BYTES_MAX, OpenMode, Vfs, VfsFile};
+use lightkv_vfs::{ALIGNMENT_BYTES_MAX, OpenMode, PendingWrite, Vfs, VfsFile, WriteRequest};
 use std::fmt;
+use std::io;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,6 +34,8 @@ use std::time::Instant;
 
 /// Bounds of [`TableOptions::write_bytes`].
 const WRITE_BYTES: RangeInclusive<usize> = (64 << 10)..=(16 << 20);
+/// One that is filled while the device writes the other.
+const BUFFERS: usize = 2;
 /// At most so many while somebody waits for a read: that may stand behind the writes of all background threads.
 const WRITE_CHUNK_BESIDE_READS_BYTES: usize = 256 << 10;
 /// After so many blocks, some 50 us of work, readers are given way to.
@@ -108,7 +113,16 @@ pub struct TableWriter {
     /// written, the first of which belongs at `written`, a multiple of the alignment.
     buffer: Vec<u8>,
     pad: usize,
+    /// What is behind it was not handed to the file yet.
     written: u64,
+    /// The buffer is written when it has so many bytes.
+    chunk_bytes: usize,
+    /// The buffer before this one, until it is needed again.
+    writing: Option<Writing>,
+    /// And from then on.
+    spare: Vec<u8>,
+    /// Somebody waited for a read since the last write.
+    beside_reads: bool,
     block: BlockBuilder,
     compressor: Compressor,
 
@@ -123,6 +137,14 @@ pub struct TableWriter {
     references: Vec<u64>,
     /// What the store knows of this writer's memory, in bytes.
     noted_bytes: u64,
+}
+
+/// A buffer that the device writes.
+struct Writing {
+    offset: u64,
+    len: u64,
+    capacity_bytes: usize,
+    pending: Box<dyn PendingWrite>,
 }
 
 impl fmt::Debug for TableWriter {
@@ -177,13 +199,12 @@ impl TableWriter {
         let write_bytes = options
             .write_bytes
             .clamp(*WRITE_BYTES.start(), *WRITE_BYTES.end());
-        let room = write_bytes + write_bytes / 16 + ALIGNMENT_BYTES_MAX;
-        let mut buffer = shared
+        let chunk_bytes = write_bytes / BUFFERS;
+        let buffer = shared
             .as_ref()
             .map_or_else(Vec::new, |shared| shared.take_write_buffer());
-        buffer.reserve_exact(room);
-        let pad = pad_of(&buffer);
-        buffer.resize(pad, 0);
+        let mut buffer = with_room(buffer, chunk_bytes);
+        let pad = buffer.len();
         let header = encode_header(options.store_identity, table_id);
         buffer.extend_from_slice(&header);
         let offsets = vec![header.len() as u64];
@@ -205,6 +226,10 @@ impl TableWriter {
             buffer,
             pad,
             written: 0,
+            chunk_bytes,
+            writing: None,
+            spare: Vec::new(),
+            beside_reads: false,
             block: BlockBuilder::new(RESTART_INTERVAL),
             compressor: Compressor::default(),
             last_key: Vec::new(),
@@ -226,7 +251,10 @@ impl TableWriter {
 
     /// Memory that it holds, in bytes. Grows with the number of keys and blocks.
     pub fn memory_bytes(&self) -> u64 {
+        let writing_bytes = self.writing.as_ref().map_or(0, |it| it.capacity_bytes);
         let bytes = self.buffer.capacity()
+            + self.spare.capacity()
+            + writing_bytes
             + self.separators.len_bytes()
             + self.offsets.capacity() * size_of::<u64>()
             + self.hashes.memory_bytes()
@@ -412,6 +440,7 @@ impl TableWriter {
         if let Some(shared) = &self.shared
             && self.offsets.len().is_multiple_of(GIVE_WAY_BLOCKS)
         {
+            self.beside_reads |= shared.has_waiting_reads();
             shared.give_way();
         }
         if self.offsets.len() > u32::MAX as usize / 2 {
@@ -426,12 +455,11 @@ impl TableWriter {
     /// Whether enough is buffered to be written.
     fn has_chunk(&self) -> bool {
         let len_bytes = self.buffer.len() - self.pad;
-        len_bytes >= self.options.write_bytes
-            || len_bytes >= WRITE_CHUNK_BESIDE_READS_BYTES
-                && self
-                    .shared
-                    .as_ref()
-                    .is_some_and(|shared| shared.has_waiting_reads())
+        let chunk_bytes = match self.beside_reads {
+            true => self.chunk_bytes.min(WRITE_CHUNK_BESIDE_READS_BYTES),
+            false => self.chunk_bytes,
+        };
+        len_bytes >= chunk_bytes
     }
 
     /// Completes the block whose payload lies in the buffer from `start` on.
@@ -445,21 +473,63 @@ impl TableWriter {
     /// Writes the buffer: whole units of it, or all. The last write of all may end within a unit, so
     /// nothing can be written behind it.
     fn write(&mut self, all: bool) -> Result<()> {
-        self.note_memory(0);
+        self.end_write()?;
         // A long value may have moved the buffer in memory.
         self.shift(0);
         let len = self.buffer.len() - self.pad;
         let whole = len / ALIGNMENT_BYTES_MAX * ALIGNMENT_BYTES_MAX;
-        self.write_range(0, whole)?;
-        if all && len > whole {
+        if all {
+            self.note_memory(0);
+            self.write_range(0, whole)?;
             self.write_range(whole, len)?;
             self.written = self.position();
             self.buffer.truncate(self.pad);
             return Ok(());
         }
-        self.written += whole as u64;
-        self.shift(whole);
+        self.begin_write(whole);
+        self.note_memory(0);
+        if std::mem::take(&mut self.beside_reads) {
+            self.end_write()?;
+        }
         Ok(())
+    }
+
+    /// Hands the first unwritten bytes to the device and goes on with the rest in another buffer.
+    fn begin_write(&mut self, len: usize) {
+        let mut next = std::mem::take(&mut self.spare);
+        if next.capacity() == 0
+            && let Some(shared) = &self.shared
+        {
+            next = shared.take_write_buffer();
+        }
+        let mut next = with_room(next, self.chunk_bytes);
+        let (next_pad, range) = (next.len(), self.pad..self.pad + len);
+        next.extend_from_slice(&self.buffer[range.end..]);
+        self.pad = next_pad;
+        let request = WriteRequest {
+            file: Arc::clone(&self.file),
+            offset: self.written,
+            buffer: std::mem::replace(&mut self.buffer, next),
+            range,
+        };
+        self.written += len as u64;
+        self.writing = Some(Writing {
+            offset: request.offset,
+            len: len as u64,
+            capacity_bytes: request.buffer.capacity(),
+            pending: self.vfs.start_write(request),
+        });
+    }
+
+    /// Waits until the device has written what it was handed.
+    fn end_write(&mut self) -> Result<()> {
+        let Some(writing) = self.writing.take() else {
+            return Ok(());
+        };
+        let begin = Instant::now();
+        let finished = writing.pending.wait();
+        self.spare = finished.buffer;
+        self.written_range(writing.offset, writing.len, begin, finished.result)
     }
 
     /// Drops the first unwritten bytes and moves the rest to an aligned place at the front.
@@ -487,7 +557,7 @@ impl TableWriter {
         self.pad = pad;
     }
 
-    /// Writes unwritten bytes, counted from the first of them.
+    /// Writes unwritten bytes, counted from the first of them, and waits for that.
     fn write_range(&mut self, start: usize, end: usize) -> Result<()> {
         if start == end {
             return Ok(());
@@ -495,13 +565,25 @@ impl TableWriter {
         let bytes = &self.buffer[self.pad + start..self.pad + end];
         let offset = self.written + start as u64;
         let begin = Instant::now();
-        if let Err(error) = self.file.write_all_at(bytes, offset) {
+        let result = self.file.write_all_at(bytes, offset);
+        self.written_range(offset, (end - start) as u64, begin, result)
+    }
+
+    /// Takes note of a write that was waited for since `begin`.
+    fn written_range(
+        &mut self,
+        offset: u64,
+        len: u64,
+        begin: Instant,
+        result: io::Result<()>,
+    ) -> Result<()> {
+        if let Err(error) = result {
             self.failed = true;
             return Err(TableError::from_io(&self.path, "write", offset, error));
         }
         if self.file.alignment_bytes() == 1 {
             // A hint: whatever is wrong with the device, the sync will tell.
-            let _ = self.file.start_writeback(offset, (end - start) as u64);
+            let _ = self.file.start_writeback(offset, len);
         }
         if let Some(shared) = &self.shared {
             shared.counters.table_writes.add(1);
@@ -621,6 +703,15 @@ impl TableWriter {
     }
 }
 
+/// An empty buffer with room for a chunk, as far as the first aligned place of its memory.
+fn with_room(mut buffer: Vec<u8>, chunk_bytes: usize) -> Vec<u8> {
+    buffer.clear();
+    buffer.reserve_exact(chunk_bytes + chunk_bytes / 16 + 2 * ALIGNMENT_BYTES_MAX);
+    let pad = pad_of(&buffer);
+    buffer.resize(pad, 0);
+    buffer
+}
+
 /// How many bytes at the start of a buffer's memory lie before an aligned one.
 fn pad_of(buffer: &[u8]) -> usize {
     buffer.as_ptr().align_offset(ALIGNMENT_BYTES_MAX)
@@ -628,9 +719,12 @@ fn pad_of(buffer: &[u8]) -> usize {
 
 impl Drop for TableWriter {
     fn drop(&mut self) {
+        // Before the file is removed: what the device still writes belongs to it.
+        self.writing = None;
         if let Some(shared) = &self.shared {
             shared.note_writer(self.noted_bytes, 0);
             shared.keep_write_buffer(std::mem::take(&mut self.buffer));
+            shared.keep_write_buffer(std::mem::take(&mut self.spare));
         }
         if !self.finished {
             // Nobody refers to the file. If this fails, the next open of the store removes it.

@@ -10,11 +10,13 @@ mod aligned;
 mod memory;
 mod reads;
 mod real;
+mod writes;
 
 pub use aligned::{ALIGNMENT_BYTES_MAX, AlignedBuffer};
 pub use memory::{CrashChooser, CrashQuestion, Fault, FaultKind, MemoryVfs, Operation};
 pub use reads::{FinishedRead, PendingReads, ReadRequest};
 pub use real::RealVfs;
+pub use writes::{FinishedWrite, PendingWrite, WriteRequest};
 
 use std::fmt::Debug;
 use std::io;
@@ -81,6 +83,11 @@ pub trait Vfs: Debug + Send + Sync + 'static {
     /// are two or more.
     fn start_reads(&self, requests: Vec<ReadRequest>) -> Box<dyn PendingReads> {
         Box::new(reads::DeferredReads(requests))
+    }
+    /// Begins a write, where the system can do that and the file is [direct](Vfs::open_direct); otherwise does it at once. Until it is
+    /// waited for, the caller may do something else; what the file has there meanwhile is unknown.
+    fn start_write(&self, request: WriteRequest) -> Box<dyn PendingWrite> {
+        Box::new(request.write())
     }
     /// Creates a directory and its missing parents; succeeds if it exists.
     fn create_directory(&self, path: &Path) -> io::Result<()>;

@@ -21,7 +21,10 @@ use parking_lot::Mutex;
 
 pub use fault::{Fault, FaultKind, Operation};
 
-use crate::{DirectoryEntry, FileLock, Mapping, OpenMode, Vfs, VfsFile};
+use crate::writes::LateWrite;
+use crate::{
+    DirectoryEntry, FileLock, Mapping, OpenMode, PendingWrite, Vfs, VfsFile, WriteRequest,
+};
 pub use crash::{CrashChooser, CrashQuestion};
 use fault::{FaultPlan, storage_full};
 use file::FileContent;
@@ -256,6 +259,11 @@ impl Vfs for MemoryVfs {
             path: path.to_path_buf(),
             is_writable: mode != OpenMode::Read,
         }))
+    }
+
+    /// As late as it may be: what nobody has waited for is not in the file.
+    fn start_write(&self, request: WriteRequest) -> Box<dyn PendingWrite> {
+        Box::new(LateWrite(Some(request)))
     }
 
     fn create_directory(&self, path: &Path) -> io::Result<()> {

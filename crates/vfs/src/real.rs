@@ -20,12 +20,12 @@ use rustix::io::Errno;
 
 use self::direct::DirectAccess;
 use self::mapping::SharedMapping;
-use self::ring::RingReads;
-use self::threads::ThreadReads;
+use self::ring::{RingReads, RingWrite};
+use self::threads::{ThreadReads, ThreadWrite};
 use crate::reads::DeferredReads;
 use crate::{
-    AlignedBuffer, DirectoryEntry, FileLock, Mapping, OpenMode, PendingReads, ReadRequest, Vfs,
-    VfsFile,
+    AlignedBuffer, DirectoryEntry, FileLock, Mapping, OpenMode, PendingReads, PendingWrite,
+    ReadRequest, Vfs, VfsFile, WriteRequest,
 };
 
 /// Zeros for file systems that cannot allocate; one write of this size at a time.
@@ -72,6 +72,23 @@ impl Vfs for RealVfs {
         match ThreadReads::start(requests) {
             Ok(reads) => Box::new(reads),
             Err(requests) => Box::new(DeferredReads(requests)),
+        }
+    }
+
+    fn start_write(&self, request: WriteRequest) -> Box<dyn PendingWrite> {
+        let unit_bytes = request.file.alignment_bytes();
+        let is_whole = |number: u64| number.is_multiple_of(unit_bytes as u64);
+        // Through the page cache a write is a copy: to hand that over would take as long.
+        if unit_bytes == 1 || !is_whole(request.offset) || !is_whole(request.range.len() as u64) {
+            return Box::new(request.write());
+        }
+        let request = match RingWrite::start(request) {
+            Ok(write) => return Box::new(write),
+            Err(request) => request,
+        };
+        match ThreadWrite::start(request) {
+            Ok(write) => Box::new(write),
+            Err(request) => Box::new(request.write()),
         }
     }
 
@@ -378,6 +395,7 @@ mod tests {
     use super::cached_pages::cached_pages;
     use super::*;
     use crate::ALIGNMENT_BYTES_MAX;
+    use std::ops::Range;
     use std::os::unix::fs::MetadataExt;
 
     fn directory() -> tempfile::TempDir {
@@ -450,6 +468,69 @@ mod tests {
         let cached = directory.path().join("cached");
         fs::write(&cached, &bytes).unwrap();
         assert_eq!(cached_pages(&cached), bytes.len().div_ceil(4096));
+    }
+
+    #[test]
+    fn a_write_begun_is_the_one_done_at_once() {
+        type Start = fn(WriteRequest) -> Option<Box<dyn PendingWrite>>;
+        let starts: [Start; 4] = [
+            |request| Some(Box::new(RingWrite::start(request).ok()?)),
+            |request| Some(Box::new(ThreadWrite::start(request).ok()?)),
+            |request| Some(Box::new(request.write())),
+            |request| Some(RealVfs.start_write(request)),
+        ];
+        let directory = directory();
+        let unit = ALIGNMENT_BYTES_MAX;
+        let bytes: Vec<u8> = (0..3 * unit).map(|at| (at % 251) as u8).collect();
+        // A request for the bytes of a range, which begins so far behind an aligned place.
+        let request_of = |file: &Arc<dyn VfsFile>, offset: u64, range: Range<usize>| {
+            let mut buffer: Vec<u8> = vec![0; 5 * unit];
+            let first = buffer.as_ptr().align_offset(unit);
+            buffer[first..first + 3 * unit].copy_from_slice(&bytes);
+            WriteRequest {
+                file: Arc::clone(file),
+                offset,
+                buffer,
+                range: first + range.start..first + range.end,
+            }
+        };
+        let ranges = [0..3 * unit, 1..unit, unit..unit];
+        for (number, start) in starts.into_iter().enumerate() {
+            for (at, range) in ranges.iter().enumerate() {
+                for is_direct in [true, false] {
+                    let name = format!("{number}-{at}-{is_direct}");
+                    let path = directory.path().join(&name);
+                    let file = match is_direct {
+                        true => RealVfs.open_direct(&path, OpenMode::CreateNew),
+                        false => RealVfs.open(&path, OpenMode::CreateNew),
+                    };
+                    let file = file.unwrap();
+                    let request = request_of(&file, unit as u64, range.clone());
+                    let memory = request.buffer.as_ptr();
+                    let Some(begun) = start(request) else {
+                        continue; // no io_uring here
+                    };
+                    let finished = begun.wait();
+                    finished.result.unwrap();
+                    assert_eq!(finished.buffer.as_ptr(), memory, "{name}");
+                    // What nobody waits for ends all the same before it is forgotten.
+                    let whole = request_of(&file, 8 * unit as u64, ranges[0].clone());
+                    drop(start(whole));
+                    for (offset, range) in [(unit, range), (8 * unit, &ranges[0])] {
+                        let mut read = vec![0; range.len()];
+                        file.read_exact_at(&mut read, offset as u64).unwrap();
+                        assert_eq!(read, bytes[range.clone()], "{name} {offset}");
+                    }
+                }
+            }
+            let path = directory.path().join("read-only");
+            fs::write(&path, [1; 8192]).unwrap();
+            let file = RealVfs.open_direct(&path, OpenMode::Read).unwrap();
+            if let Some(begun) = start(request_of(&file, 0, ranges[0].clone())) {
+                assert!(begun.wait().result.is_err(), "{number}");
+            }
+            assert_eq!(fs::read(&path).unwrap(), [1; 8192]);
+        }
     }
 
     #[test]

@@ -262,29 +262,35 @@ fn unfinished_tables_leave_no_file() {
     assert!(vfs.exists(&path()).unwrap());
 }
 
+/// Several writes long.
+fn long_model() -> Model {
+    let entry = |number: u32| {
+        let key = number.to_be_bytes().to_vec();
+        ((key, Reverse(1)), (EntryKind::Put, vec![1; 1000]))
+    };
+    (0..3000).map(entry).collect()
+}
+
 #[test]
 fn a_finished_table_survives_power_loss() {
-    let vfs = MemoryVfs::new();
-    let model = small_model();
-    vfs.create_directory(Path::new("store")).unwrap();
-    vfs.sync_directory(Path::new(".")).unwrap();
-    let shared_vfs: Arc<dyn Vfs> = Arc::new(vfs.clone());
-    write(&shared_vfs, options(), &model);
-    vfs.sync_directory(Path::new("store")).unwrap();
-    for seed in 0..20 {
-        let image: Arc<dyn Vfs> = Arc::new(vfs.crash_image(seed));
-        let reader = open_with(&image, TABLE_ID, options()).unwrap();
-        assert_eq!(reader.verify().unwrap().entries, model.len() as u64);
+    for model in [small_model(), long_model()] {
+        let vfs = MemoryVfs::new();
+        vfs.create_directory(Path::new("store")).unwrap();
+        vfs.sync_directory(Path::new(".")).unwrap();
+        let shared_vfs: Arc<dyn Vfs> = Arc::new(vfs.clone());
+        write(&shared_vfs, options(), &model);
+        vfs.sync_directory(Path::new("store")).unwrap();
+        for seed in 0..20 {
+            let image: Arc<dyn Vfs> = Arc::new(vfs.crash_image(seed));
+            let reader = open_with(&image, TABLE_ID, options()).unwrap();
+            assert_eq!(reader.verify().unwrap().entries, model.len() as u64);
+        }
     }
 }
 
 #[test]
 fn write_failures_are_typed_and_leave_no_file() {
-    let mut model = Model::new();
-    for number in 0..3000u32 {
-        let key = number.to_be_bytes().to_vec();
-        model.insert((key, Reverse(1)), (EntryKind::Put, vec![1; 1000]));
-    }
+    let model = long_model();
     for operation in [Operation::Open, Operation::Write, Operation::SyncData] {
         for kind in [FaultKind::Io, FaultKind::NoSpace] {
             for after_calls in 0..4 {
