@@ -57,6 +57,7 @@ mod faults;
 #[doc(hidden)]
 pub mod fuzzing;
 mod inspection;
+mod large_pages;
 mod map;
 mod options;
 mod persistence;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::{Mutex, RwLock};
 
@@ -15,6 +15,7 @@ use crate::emulated::EmulatedBacking;
 use crate::error::{PmemError, Result};
 use crate::faults::{PoolCall, PoolFaults};
 use crate::inspection::{SoundExtent, check_extents, find_in_backing, find_in_directory};
+use crate::large_pages::LargePages;
 use crate::map::{LARGE_PAGE_BYTES, Mapping};
 use crate::options::{
     Arena, EmulatedMedium, Granularity, PoolCounters, PoolOptions, SourceKind, SourceRequest,
@@ -83,7 +84,7 @@ pub struct Pool {
     /// Before this offset plain DRAM was faulted in by [`Pool::reserve`].
     pub(crate) populated_bytes: AtomicU64,
     /// Found out when plain DRAM was faulted in.
-    pub(crate) large_pages_are_slow: AtomicBool,
+    pub(crate) large_pages: LargePages,
     pub(crate) mode: Mode,
     pub(crate) instructions: Instructions,
     pub(crate) emulation: Option<Emulation>,
@@ -129,12 +130,8 @@ impl std::fmt::Debug for Pool {
     }
 }
 
-/// Steps in which plain DRAM is faulted in: each holds the address space's lock for its time.
-const POPULATE_STEP_BYTES: u64 = 4 << 20;
-/// Parts of a step, and of a file, with small pages.
+/// Parts in which small pages are faulted in: each holds the address space's lock for its time.
 const POPULATE_PART_BYTES: u64 = 32 << 10;
-/// A step that takes longer went below 1.3 GB/s; small pages do better than that nearly everywhere.
-const POPULATE_STEP_SLOW: Duration = Duration::from_millis(3);
 
 impl Pool {
     /// Creates a pool with one extent.
@@ -257,7 +254,7 @@ impl Pool {
             base: mapping.base(),
             mapped_bytes: AtomicU64::new(0),
             populated_bytes: AtomicU64::new(0),
-            large_pages_are_slow: AtomicBool::new(false),
+            large_pages: LargePages::new(),
             mode: if volatile {
                 Mode::Nothing
             } else {
@@ -549,37 +546,28 @@ impl Pool {
         }
         // Units may be smaller than pages; the pool ends with a page.
         let end = end.next_multiple_of(4096).min(self.size_bytes());
-        let next_step = |at: u64| (at < end).then(|| (at + POPULATE_STEP_BYTES).min(end));
+        let end_of_step = |at: u64| end.min((at + 1).next_multiple_of(LARGE_PAGE_BYTES));
+        let next_step = |at: u64| (at < end).then(|| end_of_step(at));
         // Relaxed: the steps are shared out between the callers, and order nothing.
         while let Ok(offset) =
             self.populated_bytes
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next_step)
         {
-            let len_bytes = (end - offset).min(POPULATE_STEP_BYTES);
+            let len_bytes = end_of_step(offset) - offset;
             for arena in &self.arenas {
                 for extent in &mut arena.lock().extents {
                     extent.touch(offset, offset + len_bytes);
                 }
             }
-            // Large pages make reads faster, but a guest whose host takes free memory back pays for the
-            // first touch of one up to twenty times what it pays for small ones: try, and see.
-            let wants_large = !self.large_pages_are_slow.load(Ordering::Relaxed);
-            if wants_large {
+            if len_bytes == LARGE_PAGE_BYTES && self.large_pages.are_wanted(offset) {
                 self.mapping.prefer_large_pages(offset, len_bytes);
-            }
-            let started = Instant::now();
-            // Small pages take long enough for other threads to miss the lock: a few at a time.
-            let part_bytes = if wants_large {
-                LARGE_PAGE_BYTES
+                let started = Instant::now();
+                self.mapping.populate(offset, len_bytes, LARGE_PAGE_BYTES);
+                self.large_pages.took(offset, started.elapsed());
             } else {
-                POPULATE_PART_BYTES
-            };
-            self.mapping.populate(offset, len_bytes, part_bytes);
-            if wants_large
-                && len_bytes == POPULATE_STEP_BYTES
-                && started.elapsed() > POPULATE_STEP_SLOW
-            {
-                self.large_pages_are_slow.store(true, Ordering::Relaxed);
+                // They take long enough for other threads to miss the lock: a few at a time.
+                self.mapping
+                    .populate(offset, len_bytes, POPULATE_PART_BYTES);
             }
         }
     }
