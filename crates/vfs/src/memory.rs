@@ -2,7 +2,8 @@
 //!
 //! It keeps two versions of everything: the current one, which reads and mappings see, and the
 //! synced one, which a power loss cannot take. [`MemoryVfs::crash_image`] mixes the two by a seed;
-//! `crash` states the rules. [`MemoryVfs::inject`] makes calls fail.
+//! `crash` states the rules. [`MemoryVfs::inject`] makes calls fail. A write that was [begun](Vfs::start_write) is done
+//! when it is waited for, as late as it may be.
 
 mod crash;
 mod fault;
