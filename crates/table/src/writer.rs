@@ -437,11 +437,11 @@ impl TableWriter {
         };
         self.append_trailer(start, compression);
         self.offsets.push(self.position());
-        if let Some(shared) = &self.shared
-            && self.offsets.len().is_multiple_of(GIVE_WAY_BLOCKS)
-        {
+        if let Some(shared) = &self.shared {
             self.beside_reads |= shared.has_waiting_reads();
-            shared.give_way();
+            if self.offsets.len().is_multiple_of(GIVE_WAY_BLOCKS) {
+                shared.give_way();
+            }
         }
         if self.offsets.len() > u32::MAX as usize / 2 {
             return Err(self.invalid("a table cannot have so many blocks"));
