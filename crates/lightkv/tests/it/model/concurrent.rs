@@ -311,9 +311,11 @@ fn stress(set_name: &str, time: Duration, seed: u64, deletes_ranges: bool) {
     while stress.is_running()
         && (start.elapsed() < time || (!has_done_all_kinds() && start.elapsed() < time + SLOW_MAX))
     {
-        if start.elapsed() >= time {
-            stress.lets_leaves_fill.store(true, Ordering::Relaxed);
-        }
+        let is_unsplit = set.splits && stress.db.stats().counters.splits == 0;
+        let lets_leaves_fill = is_unsplit && start.elapsed() >= time;
+        stress
+            .lets_leaves_fill
+            .store(lets_leaves_fill, Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(10));
     }
     stress.stop.store(true, Ordering::Relaxed);
