@@ -24,11 +24,8 @@
 //! # What is written to the medium
 //!
 //! All that is appended, in small pieces and soon, because every flush of the engine has to wait for a sync of all
-//! of it: without this each flush would send tens of megabytes at once, and reads would wait behind them. What
-//! is short of a piece waits for a sync. All syncs are of ranges, so that one does not wait for another's file.
-//!
-//! Before a range is written back it leaves this process's memory, all at once: the kernel would write-protect its
-//! pages one by one, and interrupt the appender's processor for each.
+//! of it: without this each flush would send tens of megabytes at once, and reads would wait behind them. The thread writes
+//! such a piece from staging to the journal file, and has the kernel write it back. What is short of a piece waits for a sync.
 //!
 //! # Generations
 //!
@@ -46,16 +43,17 @@ use lightkv_vfs::{Mapping, OpenMode, Vfs, VfsFile, is_out_of_descriptors};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::{JournalError, Result};
-use crate::journal_layout::{FILE_HEADER_LEN_BYTES, FileHeader};
+use crate::journal_layout::FileHeader;
 use crate::mapped::MappedFile;
 use crate::position::JournalPosition;
+use crate::staging::{STAGING_FILES_MAX, StagedFile, StagingFile, staging_name};
 
 /// An open journal file.
 #[derive(Debug)]
 pub(crate) struct JournalFile {
     pub(crate) file: Arc<dyn VfsFile>,
-    /// Kept while the file is spare: its pages stay mapped and need no new faults.
-    pub(crate) mapped: Option<MappedFile>,
+    /// If a part of its last use may still be in staging.
+    pub(crate) staged: Option<Arc<StagedFile>>,
     pub(crate) capacity_bytes: u64,
 }
 
@@ -69,30 +67,36 @@ impl JournalFile {
 #[derive(Debug)]
 pub(crate) struct PreparedFile {
     pub(crate) file: Arc<dyn VfsFile>,
-    pub(crate) mapped: MappedFile,
     pub(crate) generation: u64,
     pub(crate) capacity_bytes: u64,
 }
 
-/// Part of a file that will not change any more.
+/// Part of a file that will not change any more, on its way to the medium.
 #[derive(Debug)]
-pub(crate) struct WritebackRange {
+pub(crate) struct OutgoingRange {
     pub(crate) file: Arc<dyn VfsFile>,
-    pub(crate) mapping: Arc<dyn Mapping>,
     pub(crate) start_offset: u64,
     pub(crate) end_offset: u64,
+    /// Where it is now, if the file is not stored to.
+    pub(crate) staged: Option<Arc<StagedFile>>,
+    /// Given with the last range of a full file: its staging file is free afterwards.
+    pub(crate) ends_staging: Option<MappedFile>,
 }
 
 /// Exists after a failed sync, until a recovery has read what the medium really holds.
 pub(crate) const SYNC_FAILED_NAME: &str = "sync-failed";
 
+/// Tells the next recovery that it must not believe the page cache. Best effort, and enough: the
+/// mark has to outlive the process, as the page cache does, not a power loss, which ends both.
+pub(crate) fn mark_sync_failed(vfs: &dyn Vfs, directory: &Path) {
+    let _ = vfs.open(&directory.join(SYNC_FAILED_NAME), OpenMode::CreateTruncate);
+}
+
 /// How the blocks of a new file are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fill {
-    /// Reserved only: quick, for somebody who waits.
+    /// Reserved only.
     Allocate,
-    /// Reserved and faulted in: stores find memory, in a fifth of the time that zeros take.
-    Populate,
     /// Written with zeros: later syncs then change no block map, which makes them cheaper. For those
     /// who sync often, and so write slowly enough to wait for it.
     Zeros,
@@ -142,9 +146,13 @@ struct PoolState {
     wanted_fill: Fill,
     to_populate: Option<Arc<dyn Mapping>>,
     /// Parts of files in use that shall go to the medium, oldest first.
-    to_write_back: VecDeque<WritebackRange>,
-    /// Mappings of full files: nobody stores to them before they are recycled.
-    to_release: Vec<Arc<dyn Mapping>>,
+    outgoing: VecDeque<OutgoingRange>,
+    /// The oldest of these could not be written. It is tried again when there are more, or somebody needs it.
+    write_failure: Option<JournalError>,
+    /// Staging files that no journal file uses.
+    stagings: Vec<StagingFile>,
+    /// Numbers of all, in use or not.
+    staging_numbers: Vec<usize>,
     is_closing: bool,
     next_generation: u64,
     next_number: u64,
@@ -157,6 +165,7 @@ impl FilePool {
         settings: PoolSettings,
         spares: Vec<JournalFile>,
         surplus: Vec<JournalFile>,
+        stagings: Vec<StagingFile>,
         next_generation: u64,
         next_number: u64,
     ) -> FilePool {
@@ -168,10 +177,12 @@ impl FilePool {
                 prepared: VecDeque::new(),
                 is_preparing: false,
                 wanted_files: 0,
-                wanted_fill: Fill::Populate,
+                wanted_fill: Fill::Allocate,
                 to_populate: None,
-                to_write_back: VecDeque::new(),
-                to_release: Vec::new(),
+                outgoing: VecDeque::new(),
+                write_failure: None,
+                staging_numbers: stagings.iter().map(|staging| staging.number).collect(),
+                stagings,
                 is_closing: false,
                 next_generation,
                 next_number,
@@ -217,10 +228,7 @@ impl FilePool {
 
     /// Ends all acknowledgements for good, because of a failed write or sync.
     pub(crate) fn poison(&self, path: &Path, operation: &str, error: &std::io::Error) {
-        // For the next recovery, which must not believe the page cache then. Best effort, and enough: the
-        // mark has to outlive the process, as the page cache does, not a power loss, which ends both.
-        let mark = self.settings.directory.join(SYNC_FAILED_NAME);
-        let _ = self.settings.vfs.open(&mark, OpenMode::CreateTruncate);
+        mark_sync_failed(&*self.settings.vfs, &self.settings.directory);
         // The first cause is the one worth reporting; later ones follow from it.
         let _ = self.poison.set(Poison {
             path: path.to_path_buf(),
@@ -235,28 +243,91 @@ impl FilePool {
         state.wanted_fill = if syncs_often {
             Fill::Zeros
         } else {
-            Fill::Populate
+            Fill::Allocate
         };
         drop(state);
         self.work.notify_one();
     }
 
-    /// Tells that a file is full: until it is recycled its pages need not count as this process's memory.
-    pub(crate) fn want_released(&self, mapping: Arc<dyn Mapping>) {
-        self.state.lock().to_release.push(mapping);
-        self.work.notify_one();
-    }
-
-    /// Asks the thread to fault in the rest of a file that is in use.
+    /// Asks the thread to fault in the rest of a staging file that is in use.
     pub(crate) fn want_populated(&self, mapping: Arc<dyn Mapping>) {
         self.state.lock().to_populate = Some(mapping);
         self.work.notify_one();
     }
 
-    /// Asks the thread to start writing a part of a file to the medium.
-    pub(crate) fn want_written_back(&self, range: WritebackRange) {
-        self.state.lock().to_write_back.push_back(range);
+    /// Asks the thread to write a part of a file out, if it is in staging, and to start writing it to the medium.
+    pub(crate) fn want_written(&self, range: OutgoingRange) {
+        let mut state = self.state.lock();
+        state.outgoing.push_back(range);
+        state.write_failure = None;
+        drop(state);
         self.work.notify_one();
+    }
+
+    /// A staging file for the next journal file, and whether it came late. Waits for the thread to finish with one if
+    /// none is free, but not if that fails.
+    pub(crate) fn take_staging(&self) -> Result<(StagingFile, bool)> {
+        let mut state = self.state.lock();
+        let mut is_late = false;
+        // What could not be written is tried again for this one.
+        state.write_failure = None;
+        loop {
+            self.check_poison()?;
+            if let Some(staging) = state.stagings.pop() {
+                return Ok((staging, is_late));
+            }
+            is_late = !state.staging_numbers.is_empty();
+            // Of all of them one at most is that of the active file, and the others are on their way out.
+            if state.staging_numbers.len() < STAGING_FILES_MAX {
+                return Ok((self.create_staging(&mut state)?, is_late));
+            }
+            if let Some(failure) = state.write_failure.take() {
+                return Err(failure);
+            }
+            self.work.notify_one();
+            self.finished.wait(&mut state);
+        }
+    }
+
+    /// Takes one back that was not used.
+    pub(crate) fn return_staging(&self, staging: StagingFile) {
+        self.state.lock().stagings.push(staging);
+    }
+
+    /// Makes another staging file. Called with the lock, works without it. Its name need not be durable: after a power loss
+    /// nothing in it is needed.
+    fn create_staging(
+        &self,
+        state: &mut parking_lot::MutexGuard<'_, PoolState>,
+    ) -> Result<StagingFile> {
+        let is_unused = |number: &usize| !state.staging_numbers.contains(number);
+        let number = (0..STAGING_FILES_MAX)
+            .find(is_unused)
+            .expect("asked for when one is missing");
+        let path = self.settings.directory.join(staging_name(number));
+        state.staging_numbers.push(number);
+        let created = parking_lot::MutexGuard::unlocked(state, || {
+            let vfs = &self.settings.vfs;
+            let file = vfs
+                .open(&path, OpenMode::CreateTruncate)
+                .map_err(|error| JournalError::io(&path, "create", error))?;
+            let staging = file
+                .allocate(self.settings.file_bytes)
+                .map_err(|error| JournalError::io(&path, "allocate", error))
+                .and_then(|()| map(&file, self.settings.file_bytes))
+                .map(|mapping| StagingFile { number, mapping });
+            if staging.is_err() {
+                // Best effort: it is made anew the next time.
+                let _ = vfs.remove_file(&path);
+            }
+            staging
+        });
+        if created.is_err() {
+            state.staging_numbers.retain(|&known| known != number);
+            // Who waits for it makes one.
+            self.finished.notify_all();
+        }
+        created
     }
 
     /// Takes files that hold nothing live any more.
@@ -309,8 +380,8 @@ impl FilePool {
         }
     }
 
-    /// A file of its own for an entry that does not fit into an ordinary one.
-    pub(crate) fn create_oversize(&self, len_bytes: u64) -> Result<PreparedFile> {
+    /// A file of its own, and mapped, for an entry that does not fit into an ordinary one.
+    pub(crate) fn create_oversize(&self, len_bytes: u64) -> Result<(PreparedFile, MappedFile)> {
         let mut state = self.state.lock();
         // Its space may be needed, and it is not this entry that makes the wait long.
         for file in std::mem::take(&mut state.surplus) {
@@ -319,8 +390,12 @@ impl FilePool {
         let generation = state.new_generation(&self.settings.directory)?;
         let path = state.new_path(&self.settings.directory);
         let prepared = self.create(&path, generation, len_bytes, Fill::Allocate)?;
+        let mapping = map(&prepared.file, len_bytes).inspect_err(|_| {
+            // Best effort, as in `create`.
+            let _ = self.settings.vfs.remove_file(&path);
+        })?;
         state.newest_used = generation;
-        Ok(prepared)
+        Ok((prepared, MappedFile::new(mapping)))
     }
 
     /// Gives `prepared` a file. Called with the lock, works without it.
@@ -377,11 +452,10 @@ impl FilePool {
             .allocate(capacity_bytes)
             .map_err(|error| JournalError::io(path, "allocate", error))
             .and_then(|()| match fill {
-                Fill::Allocate | Fill::Populate => Ok(()),
+                Fill::Allocate => Ok(()),
                 Fill::Zeros => write_zeros(&file, capacity_bytes),
             })
-            .and_then(|()| map(&file, capacity_bytes, fill != Fill::Allocate))
-            .and_then(|mapped| self.start(file, mapped, generation, capacity_bytes))
+            .and_then(|()| self.start(file, generation, capacity_bytes))
             .and_then(|prepared| {
                 vfs.sync_directory(&self.settings.directory)
                     .inspect_err(|error| {
@@ -405,18 +479,11 @@ impl FilePool {
     /// Starts a new use of a spare file. The file is gone if that fails: its header may be torn.
     fn reuse(&self, spare: JournalFile, generation: u64) -> Result<PreparedFile> {
         let path = spare.path().to_path_buf();
-        let mapped = match spare.mapped {
-            Some(mapped) => {
-                // Its pages were released when it was full.
-                mapped.mapping().populate();
-                Ok(mapped)
-            }
-            // Found at recovery. Faulted in at once, because a store to a page that is not in memory
-            // would make an appender wait for a read.
-            None => map(&spare.file, spare.capacity_bytes, true),
-        };
-        let prepared = mapped
-            .and_then(|mapped| self.start(spare.file, mapped, generation, spare.capacity_bytes));
+        // Before the header: who dies in between has lost nothing that was needed.
+        if let Some(staged) = spare.staged {
+            staged.abandon();
+        }
+        let prepared = self.start(spare.file, generation, spare.capacity_bytes);
         if prepared.is_err() {
             let _ = self.settings.vfs.remove_file(&path);
         }
@@ -427,7 +494,6 @@ impl FilePool {
     fn start(
         &self,
         file: Arc<dyn VfsFile>,
-        mapped: MappedFile,
         generation: u64,
         capacity_bytes: u64,
     ) -> Result<PreparedFile> {
@@ -438,31 +504,25 @@ impl FilePool {
         };
         file.write_all_at(&header.encode(), 0)
             .map_err(|error| JournalError::io(file.path(), "write the header", error))?;
-        // Only the header: the rest of a recycled file is dirty with dead entries, and writing those
-        // would cost a second write of everything and a page fault for each page at its next use.
-        mapped
-            .mapping()
-            .sync_range(0, FILE_HEADER_LEN_BYTES)
+        file.sync_data()
             .inspect_err(|error| self.poison(file.path(), "sync the header", error))
             .map_err(|error| JournalError::io(file.path(), "sync the header", error))?;
         Ok(PreparedFile {
             file,
-            mapped,
             generation,
             capacity_bytes,
         })
     }
 
-    /// The thread: prepares and deletes until [`FilePool::close`].
+    /// The thread: writes out, prepares and deletes until [`FilePool::close`].
     pub(crate) fn run(&self) {
         let mut state = self.state.lock();
         while !state.is_closing {
             if let Some(mapping) = state.to_populate.take() {
                 parking_lot::MutexGuard::unlocked(&mut state, || mapping.populate());
-            } else if let Some(mapping) = state.to_release.pop() {
-                parking_lot::MutexGuard::unlocked(&mut state, || {
-                    mapping.release(0, mapping.len());
-                });
+            } else if state.write_failure.is_none() && !state.outgoing.is_empty() {
+                // An error is not lost: who needs the staging file or a sync tries, too.
+                self.write_next(&mut state);
             } else if state.wanted_files > 0 && !state.is_preparing {
                 state.retire_outdated();
                 let fill = state.wanted_fill;
@@ -472,16 +532,8 @@ impl FilePool {
                     || self.prepare_ordinary(&mut state, fill).is_err()
                 {
                     state.wanted_files = 0;
+                    self.complete_staging(&mut state);
                 }
-            } else if let Some(range) = state.to_write_back.pop_front() {
-                parking_lot::MutexGuard::unlocked(&mut state, || {
-                    let len_bytes = range.end_offset - range.start_offset;
-                    // Offsets of a mapped file fit into an address.
-                    let start = range.start_offset as usize;
-                    range.mapping.release(start, len_bytes as usize);
-                    // A hint: whatever is wrong with the medium is told by the sync.
-                    let _ = range.file.start_writeback(range.start_offset, len_bytes);
-                });
             } else if let Some(file) = state.surplus.pop() {
                 parking_lot::MutexGuard::unlocked(&mut state, || self.delete(file));
             } else {
@@ -490,11 +542,62 @@ impl FilePool {
         }
     }
 
+    /// Makes the staging files that are missing, faulted in. One will do if that fails.
+    fn complete_staging(&self, state: &mut parking_lot::MutexGuard<'_, PoolState>) {
+        while state.staging_numbers.len() < STAGING_FILES_MAX {
+            let Ok(staging) = self.create_staging(state) else {
+                return;
+            };
+            parking_lot::MutexGuard::unlocked(state, || staging.mapping.populate());
+            state.stagings.push(staging);
+            self.finished.notify_all();
+        }
+    }
+
+    /// Writes the oldest outgoing range, or notes why not. Called with the lock, works without it.
+    fn write_next(&self, state: &mut parking_lot::MutexGuard<'_, PoolState>) {
+        let Some(range) = state.outgoing.pop_front() else {
+            return;
+        };
+        let outcome = parking_lot::MutexGuard::unlocked(state, || range.write());
+        match outcome {
+            Ok(None) => {}
+            Ok(Some(staging)) => state.stagings.push(staging),
+            Err((range, error)) => {
+                let failure = JournalError::io(range.file.path(), "write", error);
+                state.write_failure = Some(failure);
+                state.outgoing.push_front(range);
+            }
+        }
+        self.finished.notify_all();
+    }
+
     /// Removes a file. If that fails, it stays until the next recovery.
     fn delete(&self, file: JournalFile) {
         let path = file.path().to_path_buf();
         drop(file);
         let _ = self.settings.vfs.remove_file(&path);
+    }
+
+    /// Writes out what the thread left to do, when it has ended, and what the active file has in staging. Removes the
+    /// staging files if that succeeds; otherwise the next recovery needs them.
+    pub(crate) fn end_staging(&self, active: Option<(&StagedFile, u64)>) {
+        let mut state = self.state.lock();
+        state.write_failure = None;
+        while state.write_failure.is_none() && !state.outgoing.is_empty() {
+            self.write_next(&mut state);
+        }
+        let active_outcome = active.map_or(Ok(()), |(staged, end)| staged.write_out(end));
+        if self.check_poison().is_err() || state.write_failure.is_some() || active_outcome.is_err()
+        {
+            return;
+        }
+        state.stagings.clear();
+        for number in std::mem::take(&mut state.staging_numbers) {
+            let path = self.settings.directory.join(staging_name(number));
+            // What is left is overwritten or removed by the next recovery.
+            let _ = self.settings.vfs.remove_file(&path);
+        }
     }
 
     /// Lets [`FilePool::run`] return, and deletes what it had still to delete.
@@ -510,11 +613,43 @@ impl FilePool {
     }
 }
 
+impl OutgoingRange {
+    /// Writes it out, if it is in staging, and has the kernel write it back. Gives the staging file if it is free now, and
+    /// the range if that has failed.
+    fn write(
+        mut self,
+    ) -> std::result::Result<Option<StagingFile>, (OutgoingRange, std::io::Error)> {
+        let mut freed = None;
+        if let Some(staged) = &self.staged {
+            let outcome = match self.ends_staging.take() {
+                None => staged.write_out(self.end_offset),
+                Some(mapped) => match staged.finish(mapped, self.end_offset) {
+                    Ok(staging) => {
+                        freed = Some(staging);
+                        Ok(())
+                    }
+                    Err((mapped, error)) => {
+                        self.ends_staging = Some(mapped);
+                        Err(error)
+                    }
+                },
+            };
+            if let Err(error) = outcome {
+                return Err((self, error));
+            }
+        }
+        let len_bytes = self.end_offset - self.start_offset;
+        // A hint: whatever is wrong with the medium is told by the sync.
+        let _ = self.file.start_writeback(self.start_offset, len_bytes);
+        Ok(freed)
+    }
+}
+
 impl PreparedFile {
     fn into_spare(self) -> JournalFile {
         JournalFile {
             file: self.file,
-            mapped: Some(self.mapped),
+            staged: None,
             capacity_bytes: self.capacity_bytes,
         }
     }
@@ -575,11 +710,12 @@ fn write_zeros(file: &Arc<dyn VfsFile>, len_bytes: u64) -> Result<()> {
         .map_err(|error| JournalError::io(file.path(), "sync the zeros of", error))
 }
 
-fn map(file: &Arc<dyn VfsFile>, len_bytes: u64, populate: bool) -> Result<MappedFile> {
+/// Maps a file, whose pages come when they are stored to.
+pub(crate) fn map(file: &Arc<dyn VfsFile>, len_bytes: u64) -> Result<Arc<dyn Mapping>> {
     usize::try_from(len_bytes)
         .map_err(|_| std::io::ErrorKind::OutOfMemory.into())
-        .and_then(|len| file.map(len, populate))
-        .map(MappedFile::new)
+        .and_then(|len| file.map(len, false))
+        .map(Arc::from)
         .map_err(|error| JournalError::io(file.path(), "map", error))
 }
 

@@ -24,18 +24,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use lightkv_vfs::{Mapping, VfsFile};
+use lightkv_vfs::VfsFile;
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::{JournalError, Result};
-use crate::file_pool::{FilePool, JournalFile, PreparedFile, WritebackRange};
+use crate::file_pool::{FilePool, JournalFile, OutgoingRange, PreparedFile};
 use crate::journal_layout::{
-    EntryHeader, EntrySeed, FILE_HEADER_LEN_BYTES, FILE_LEN_MAX_BYTES, PAYLOAD_LEN_MAX_BYTES,
-    SEAL_LEN_BYTES, SEAL_PAYLOAD_LEN_BYTES, entry_len_bytes,
+    EntryHeader, EntrySeed, FILE_HEADER_LEN_BYTES, FILE_LEN_MAX_BYTES, FileHeader,
+    PAYLOAD_LEN_MAX_BYTES, SEAL_LEN_BYTES, SEAL_PAYLOAD_LEN_BYTES, entry_len_bytes,
 };
 use crate::mapped::MappedFile;
 use crate::payload::Payload;
 use crate::position::JournalPosition;
+use crate::staging::{STAGING_FILES_MAX, StagedFile};
 
 const _: () = assert!(
     2 * FILE_HEADER_LEN_BYTES as u64 + entry_len_bytes(PAYLOAD_LEN_MAX_BYTES) + SEAL_LEN_BYTES
@@ -64,7 +65,7 @@ pub struct JournalCounters {
     pub syncs: u64,
     /// Changes to another file.
     pub rotations: u64,
-    /// Changes for which the appender had to wait, because no file was prepared.
+    /// Changes for which the appender had to wait, because no file was prepared, or no staging file was free.
     pub late_rotations: u64,
 }
 
@@ -96,7 +97,10 @@ pub struct Journal {
 #[derive(Debug)]
 struct ActiveFile {
     file: Arc<dyn VfsFile>,
+    /// What entries are stored to: a staging file, or the file itself.
     mapped: MappedFile,
+    /// `None` if it is the file itself.
+    staged: Option<Arc<StagedFile>>,
     seed: EntrySeed,
     generation: u64,
     capacity_bytes: u64,
@@ -117,7 +121,7 @@ struct ActiveFile {
 /// What an active file wants of the file pool's thread, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attention {
-    /// Fault in what is left of a file that an appender had to make itself.
+    /// Fault in what is left of a staging file that was made for an appender, or has been written back since.
     Populate,
     /// Prepare the next file.
     Prepare,
@@ -130,8 +134,6 @@ const POPULATE_AT_OFFSET: u64 = 256 << 10;
 /// What is appended goes to the medium in such pieces, long before somebody has to wait for it. All at once,
 /// tens of megabytes before a flush, would stand in the queue of the device before every read.
 const WRITEBACK_BYTES: u64 = 512 << 10;
-/// Shorter ranges are synced as they are: leaving memory first is an interrupt, too.
-const RELEASED_BYTES_MIN: usize = 32 << 10;
 /// From this many syncs within a file on, its successor is made for cheap syncs.
 const SYNCS_OFTEN: u64 = 256;
 
@@ -150,49 +152,31 @@ struct Appender {
     active: ActiveFile,
     /// Older files with live entries, oldest first.
     live: VecDeque<LiveFile>,
-    /// What to sync of full files before the active one, oldest first.
-    unsynced: VecDeque<UnsyncedRange>,
+    /// Full files before the active one, oldest first.
+    unsynced: VecDeque<UnsyncedFile>,
     /// Everything before was released.
     released: JournalPosition,
     counters: JournalCounters,
 }
 
-/// Bytes of one file that may not be durable.
+/// A file of which not all may be durable.
 #[derive(Clone, Debug)]
-struct UnsyncedRange {
+struct UnsyncedFile {
     generation: u64,
     file: Arc<dyn VfsFile>,
-    /// `None` for a file of an earlier run, which is synced as a whole.
-    mapping: Option<Arc<dyn Mapping>>,
-    start_offset: u64,
+    /// If a part of it may still be in staging.
+    staged: Option<Arc<StagedFile>>,
+    /// Where its entries end.
     end_offset: u64,
 }
 
 impl Appender {
     /// All that may not be durable, oldest first.
-    fn unsynced_ranges(&self) -> Vec<UnsyncedRange> {
+    fn unsynced_files(&self) -> Vec<UnsyncedFile> {
         let active = &self.active;
         let is_unsynced = active.end_offset > active.synced_offset;
         let last = is_unsynced.then(|| active.unsynced(active.end_offset));
         self.unsynced.iter().cloned().chain(last).collect()
-    }
-}
-
-impl UnsyncedRange {
-    fn sync(&self) -> std::io::Result<()> {
-        match &self.mapping {
-            // Offsets of a mapped file fit into an address.
-            Some(mapping) => {
-                let start = self.start_offset as usize;
-                let len = self.end_offset as usize - start;
-                if len >= RELEASED_BYTES_MIN {
-                    // See `file_pool`: what is written to the medium.
-                    mapping.release(start, len);
-                }
-                mapping.sync_range(start, len)
-            }
-            None => self.file.sync_data(),
-        }
     }
 }
 
@@ -203,11 +187,17 @@ struct Commit {
 }
 
 impl ActiveFile {
-    fn new(prepared: PreparedFile, store_identity: u64) -> ActiveFile {
+    fn new(
+        prepared: PreparedFile,
+        mapped: MappedFile,
+        staged: Option<Arc<StagedFile>>,
+        store_identity: u64,
+    ) -> ActiveFile {
         ActiveFile {
             seed: EntrySeed::new(store_identity, prepared.generation),
             file: prepared.file,
-            mapped: prepared.mapped,
+            mapped,
+            staged,
             generation: prepared.generation,
             capacity_bytes: prepared.capacity_bytes,
             end_offset: FILE_HEADER_LEN_BYTES as u64,
@@ -219,17 +209,36 @@ impl ActiveFile {
         }
     }
 
+    /// Makes an ordinary file the active one, if there is a staging file for it; tells whether one came late.
+    fn begin(pool: &FilePool) -> Result<(ActiveFile, bool)> {
+        let (staging, is_staging_late) = pool.take_staging()?;
+        let (prepared, is_file_late) = match pool.take_prepared() {
+            Ok(taken) => taken,
+            Err(error) => {
+                pool.return_staging(staging);
+                return Err(error);
+            }
+        };
+        let header = FileHeader {
+            store_identity: pool.store_identity(),
+            generation: prepared.generation,
+            capacity_bytes: prepared.capacity_bytes,
+        };
+        let (mapped, staged) = staging.begin(Arc::clone(&prepared.file), &header);
+        let active = ActiveFile::new(prepared, mapped, Some(staged), pool.store_identity());
+        Ok((active, is_staging_late || is_file_late))
+    }
+
     fn end(&self) -> JournalPosition {
         JournalPosition::known(self.generation, self.end_offset)
     }
 
     /// What is not durable, if the file ends at an offset.
-    fn unsynced(&self, end_offset: u64) -> UnsyncedRange {
-        UnsyncedRange {
+    fn unsynced(&self, end_offset: u64) -> UnsyncedFile {
+        UnsyncedFile {
             generation: self.generation,
             file: Arc::clone(&self.file),
-            mapping: Some(Arc::clone(self.mapped.mapping())),
-            start_offset: self.synced_offset,
+            staged: self.staged.clone(),
             end_offset,
         }
     }
@@ -252,27 +261,25 @@ impl ActiveFile {
 }
 
 impl Journal {
-    /// A journal whose next entry goes to `first`. `synced` is given if not all of `live` is durable: then
+    /// A journal whose next entry goes to a new file. `synced` is given if not all of `live` is durable: then
     /// everything before it is.
     pub(crate) fn start(
         pool: FilePool,
         live: Vec<LiveFile>,
-        first: PreparedFile,
         synced: Option<JournalPosition>,
     ) -> Result<Journal> {
         let pool = Arc::new(pool);
-        let active = ActiveFile::new(first, pool.store_identity());
+        let (active, _) = ActiveFile::begin(&pool)?;
         let start = active.end();
         let unsynced = synced.map_or(VecDeque::new(), |synced| {
             let files = live
                 .iter()
                 .filter(|live| live.generation >= synced.generation());
             files
-                .map(|live| UnsyncedRange {
+                .map(|live| UnsyncedFile {
                     generation: live.generation,
                     file: Arc::clone(&live.file.file),
-                    mapping: None,
-                    start_offset: 0,
+                    staged: None,
                     end_offset: live.end_offset,
                 })
                 .collect()
@@ -397,13 +404,14 @@ impl Journal {
     fn attend(&self, active: &mut ActiveFile) {
         let end_offset = active.end_offset;
         if end_offset >= active.written_back_offset + WRITEBACK_BYTES {
-            // Not the page that the next entry goes to: a store to a page on its way is a fault.
+            // Not the page that the next entry goes to: it would be written twice.
             let end_page = end_offset - end_offset % FILE_HEADER_LEN_BYTES as u64;
-            self.pool.want_written_back(WritebackRange {
+            self.pool.want_written(OutgoingRange {
                 file: Arc::clone(&active.file),
-                mapping: Arc::clone(active.mapped.mapping()),
                 start_offset: active.written_back_offset,
                 end_offset: end_page,
+                staged: active.staged.clone(),
+                ends_staging: None,
             });
             active.written_back_offset = end_page;
         }
@@ -445,28 +453,32 @@ impl Journal {
         let needed_bytes = FILE_HEADER_LEN_BYTES as u64 + entry_len + SEAL_LEN_BYTES;
         let (next, is_late) = if needed_bytes > self.pool.file_bytes() {
             let page = FILE_HEADER_LEN_BYTES as u64;
-            (
-                self.pool
-                    .create_oversize(needed_bytes.next_multiple_of(page))?,
-                false,
-            )
+            let capacity_bytes = needed_bytes.next_multiple_of(page);
+            let (prepared, mapped) = self.pool.create_oversize(capacity_bytes)?;
+            let identity = self.pool.store_identity();
+            (ActiveFile::new(prepared, mapped, None, identity), false)
         } else {
-            self.pool.take_prepared()?
+            ActiveFile::begin(&self.pool)?
         };
-        let next = ActiveFile::new(next, self.pool.store_identity());
         appender
             .active
             .seal(next.generation, self.synced_position());
         let full = std::mem::replace(&mut appender.active, next);
-        self.pool.want_released(Arc::clone(full.mapped.mapping()));
-        let unsynced = full.unsynced(full.end_offset + SEAL_LEN_BYTES);
-        appender.unsynced.push_back(unsynced);
+        let end_offset = full.end_offset + SEAL_LEN_BYTES;
+        appender.unsynced.push_back(full.unsynced(end_offset));
+        self.pool.want_written(OutgoingRange {
+            file: Arc::clone(&full.file),
+            start_offset: full.written_back_offset,
+            end_offset,
+            ends_staging: full.staged.is_some().then_some(full.mapped),
+            staged: full.staged.clone(),
+        });
         appender.live.push_back(LiveFile {
             generation: full.generation,
             end_offset: full.end_offset,
             file: JournalFile {
                 file: full.file,
-                mapped: Some(full.mapped),
+                staged: full.staged,
                 capacity_bytes: full.capacity_bytes,
             },
         });
@@ -478,6 +490,9 @@ impl Journal {
     /// Makes everything up to a position survive power loss; concurrent callers share one sync.
     ///
     /// # Errors
+    ///
+    /// [`JournalError::NoSpace`] and [`JournalError::Io`] if entries cannot be written to their file; they are as safe as
+    /// before, and a later sync may succeed.
     ///
     /// [`JournalError::Poisoned`] if this or any earlier sync failed. It is unknown then which of the
     /// entries after [`Journal::synced_position`] are durable, and nothing more is accepted until the
@@ -509,33 +524,35 @@ impl Journal {
 
     /// Syncs all that was appended before this call; gives the number of files synced.
     fn sync_to_end(&self) -> Result<u64> {
-        let (end, ranges) = {
+        let (end, files) = {
             let appender = self.appender.lock();
             self.pool.check_poison()?;
-            (appender.active.end(), appender.unsynced_ranges())
+            (appender.active.end(), appender.unsynced_files())
         };
-        for range in &ranges {
-            if let Err(error) = range.sync() {
-                self.pool.poison(range.file.path(), "sync", &error);
+        for unsynced in &files {
+            let path = unsynced.file.path();
+            // Not poison: staging has what could not be written, and it can be written later.
+            unsynced
+                .staged
+                .as_ref()
+                .map_or(Ok(()), |staged| staged.write_out(unsynced.end_offset))
+                .map_err(|error| JournalError::io(path, "write", error))?;
+            if let Err(error) = unsynced.file.sync_data() {
+                self.pool.poison(path, "sync", &error);
                 return Err(self.pool.poisoned_error());
             }
         }
         // Release: who sees the position also sees what the sync saw. Only the leader stores.
         self.synced.store(end.to_u64(), Ordering::Release);
         let mut appender = self.appender.lock();
+        // The active file of then may have been sealed since; the rest of it is not durable yet.
         appender
             .unsynced
-            .retain(|range| range.generation >= end.generation());
-        // The active file of then may have been sealed since; the rest of it is not durable yet.
-        for range in &mut appender.unsynced {
-            if range.generation == end.generation() {
-                range.start_offset = end.offset();
-            }
-        }
+            .retain(|unsynced| unsynced.generation >= end.generation());
         if appender.active.generation == end.generation() {
             appender.active.synced_offset = end.offset();
         }
-        Ok(ranges.len() as u64)
+        Ok(files.len() as u64)
     }
 
     /// Everything before is durable.
@@ -569,7 +586,7 @@ impl Journal {
         let files: Vec<_> = appender.live.drain(..count).collect();
         appender
             .unsynced
-            .retain(|range| range.generation >= generation);
+            .retain(|unsynced| unsynced.generation >= generation);
         drop(appender);
         self.pool.recycle(files.into_iter().map(|live| live.file));
     }
@@ -604,11 +621,14 @@ impl Journal {
         older.sum::<u64>() + appender.active.capacity_bytes
     }
 
-    /// Memory of mapped files, in bytes: of the one that takes entries, and of those that are ready to follow
-    /// it, of which there may be two. Pages of full ones are released.
+    /// Memory of mapped files, in bytes: of all staging files, and of a file that takes entries itself.
     pub fn resident_bytes(&self) -> u64 {
-        self.appender.lock().active.capacity_bytes
-            + PREPARED_FILES_MAX as u64 * self.pool.file_bytes()
+        let active = &self.appender.lock().active;
+        let own_bytes = match active.staged {
+            Some(_) => 0,
+            None => active.capacity_bytes,
+        };
+        own_bytes + STAGING_FILES_MAX as u64 * self.pool.file_bytes()
     }
 
     /// Start of what was not released.
@@ -630,13 +650,17 @@ impl Journal {
         }
     }
 
-    /// Ends the background thread: when it returns, nothing touches the journal's files any more unless
+    /// Ends the background thread and the use of staging: when it returns, nothing touches the journal's files any more unless
     /// the caller does. For handing the files to another [`Journal`]; append nothing afterwards.
     pub fn stop(&self) {
         self.pool.close();
         if let Some(worker) = self.worker.lock().take() {
             // Its panic was reported by the panic hook; there is nothing to add here.
             let _ = worker.join();
+            let active = &self.appender.lock().active;
+            let staged = active.staged.as_deref();
+            self.pool
+                .end_staging(staged.map(|staged| (staged, active.end_offset)));
         }
     }
 

@@ -45,6 +45,7 @@ mod options;
 mod payload;
 mod position;
 mod recovery;
+mod staging;
 
 pub use error::{JournalError, ReplayError, Result};
 pub use journal::{Appended, Journal, JournalCounters};

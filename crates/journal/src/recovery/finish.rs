@@ -5,10 +5,14 @@ use std::sync::Arc;
 use super::{FinishedRecovery, Recovered, Replayed, ReplayedEntry};
 use crate::Truncation;
 use crate::error::{JournalError, ReplayError, Result};
-use crate::file_pool::{FilePool, JournalFile, PoolSettings, SYNC_FAILED_NAME};
+use crate::file_pool::{FilePool, JournalFile, PoolSettings, SYNC_FAILED_NAME, map};
 use crate::journal::{Journal, LiveFile};
 use crate::journal_layout::FILE_HEADER_LEN_BYTES;
 use crate::position::JournalPosition;
+use crate::staging::{STAGING_FILES_MAX, StagingFile};
+
+/// Until so much of it is used, nobody faults in the rest of a staging file.
+const STAGING_READ_AHEAD_BYTES: u64 = 512 << 10;
 
 impl Recovered {
     /// Starts a new file and the running journal; replays for its own needs first if nobody has. Files
@@ -59,7 +63,7 @@ impl Recovered {
                     end_offset,
                     file: JournalFile {
                         file: known.file,
-                        mapped: None,
+                        staged: None,
                         capacity_bytes: known.header.capacity_bytes,
                     },
                 });
@@ -72,7 +76,7 @@ impl Recovered {
             let is_ordinary = is_whole && known.len_bytes == self.file_bytes;
             let file = JournalFile {
                 file: known.file,
-                mapped: None,
+                staged: None,
                 capacity_bytes: known.len_bytes,
             };
             if is_ordinary && spares.len() < self.spare_files_max {
@@ -88,18 +92,20 @@ impl Recovered {
             file_bytes: self.file_bytes,
             spare_files_max: self.spare_files_max,
         };
+        let stagings = self.reusable_stagings()?;
         let pool = FilePool::new(
             settings,
             spares,
             surplus,
+            stagings,
             self.next_generation,
             self.next_number,
         );
-        let (first, _) = pool.take_prepared()?;
+        let journal = Journal::start(pool, live, (!is_durable).then_some(replayed.synced))?;
         let truncation = Truncation {
             generation: replayed.end_generation,
             end_offset: replayed.end_offset,
-            next_generation: first.generation,
+            next_generation: journal.next_position().generation(),
         };
         // Only now, with the new generation durable.
         for (path, _) in &self.damaged {
@@ -108,8 +114,29 @@ impl Recovered {
                 .map_err(|error| JournalError::io(path, "remove the damaged file", error))?;
         }
         Ok(FinishedRecovery {
-            journal: Journal::start(pool, live, first, (!is_durable).then_some(replayed.synced))?,
+            journal,
             truncation,
         })
+    }
+
+    /// The staging files to go on with. What they held has been replayed, so it is in journal files now. Others are removed.
+    fn reusable_stagings(&mut self) -> Result<Vec<StagingFile>> {
+        let mut stagings = Vec::new();
+        for known in std::mem::take(&mut self.stagings) {
+            let path = known.file.path();
+            if known.number < STAGING_FILES_MAX && known.len_bytes == self.file_bytes {
+                // It is most likely in memory still; if not, better now than when an appender waits.
+                known.file.will_read(0, STAGING_READ_AHEAD_BYTES);
+                stagings.push(StagingFile {
+                    number: known.number,
+                    mapping: map(&known.file, known.len_bytes)?,
+                });
+            } else {
+                self.vfs
+                    .remove_file(path)
+                    .map_err(|error| JournalError::io(path, "remove", error))?;
+            }
+        }
+        Ok(stagings)
     }
 }

@@ -56,11 +56,17 @@
 //! from the page cache and only then read: what is replayed then is what the medium has. Otherwise the page
 //! cache is right, and several times as fast.
 //!
+//! # What is still in staging
+//!
+//! Entries reach their file by way of a [staging file](crate::staging). Where a file holds no intact entry, one may stand at
+//! the same offset of a staging file; it is written to the journal file then, with those that follow it, and history
+//! goes on. See `staged`.
+//!
 //! # A hole or rot?
 //!
 //! A hole where nobody had synced is normal. A hole in what was durable once is corruption, and
 //! ending history there would silently lose acknowledged data. Each entry carries the position up to
-//! which the journal was durable when it was appended; if any entry behind the hole, in the same file
+//! which the journal was durable when it was appended; if any entry behind the hole, in the same file, in staging
 //! or in a later generation, remembers a position past the hole, recovery refuses. Damage behind the
 //! last such memory cannot be told from an unsynced end; the entries before it are replayed. An entry or a
 //! seal that crosses a truncation is damage in any case.
@@ -79,10 +85,12 @@ use crate::journal_layout::{
     EntrySeed, FILE_HEADER_LEN_BYTES, FORMAT_VERSION, FileHeader, HeaderFault,
 };
 use crate::position::JournalPosition;
+use crate::staging::staging_number;
 use crate::{JournalOptions, Truncation};
 
 mod finish;
 mod replay;
+mod staged;
 
 pub use replay::ReplayBatch;
 
@@ -124,6 +132,8 @@ pub struct Recovered {
     truncations: BTreeMap<u64, Truncation>,
     /// Every intact file, by generation.
     files: BTreeMap<u64, KnownFile>,
+    /// Where the last entries of a process that died may be.
+    stagings: Vec<KnownStaging>,
     /// Files with the right name and an unreadable header.
     damaged: Vec<(PathBuf, &'static str)>,
     /// Higher than the number of any file.
@@ -141,6 +151,15 @@ struct KnownFile {
     file: Arc<dyn VfsFile>,
     len_bytes: u64,
     header: FileHeader,
+}
+
+#[derive(Debug)]
+struct KnownStaging {
+    number: usize,
+    file: Arc<dyn VfsFile>,
+    len_bytes: u64,
+    /// The generation whose entries it has; `None` if its header does not say.
+    generation: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -198,6 +217,7 @@ impl Journal {
             first_live_generation: options.first_live_generation,
             truncations,
             files: BTreeMap::new(),
+            stagings: Vec::new(),
             damaged: Vec::new(),
             next_number: 0,
             next_generation,
@@ -223,7 +243,11 @@ impl Recovered {
             let capacity_bytes = known.header.capacity_bytes.min(known.len_bytes);
             let seed = EntrySeed::new(self.store_identity, generation);
             let mut reader = EntryReader::new(&known.file, seed, capacity_bytes);
-            if reader.begins_with_entry()? {
+            let is_staged = self
+                .stagings
+                .iter()
+                .any(|staging| staging.generation == Some(generation));
+            if is_staged || reader.begins_with_entry()? {
                 total_bytes += capacity_bytes;
             }
         }
@@ -236,6 +260,10 @@ impl Recovered {
             .list(&self.directory)
             .map_err(|error| JournalError::io(&self.directory, "list", error))?;
         for entry in entries {
+            if let Some(number) = staging_number(&entry.name).filter(|_| !entry.is_directory) {
+                self.find_staging(number, &self.directory.join(&entry.name))?;
+                continue;
+            }
             let Some(number) = file_number(&entry.name).filter(|_| !entry.is_directory) else {
                 continue;
             };

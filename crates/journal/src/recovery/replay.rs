@@ -44,6 +44,8 @@ struct Walk<'a> {
     reader: Option<(EntryReader<'a>, &'a Path)>,
     offset: u64,
     chain: Vec<(u64, u64)>,
+    /// Where a file was last completed from staging, or could not be.
+    completed: Option<(u64, u64)>,
     /// The highest synced position that an entry remembers.
     synced: JournalPosition,
     /// Where history ends, once that is known.
@@ -58,6 +60,7 @@ impl<'a> Walk<'a> {
             reader: None,
             offset: FILE_HEADER_LEN_BYTES as u64,
             chain: Vec::new(),
+            completed: None,
             synced: JournalPosition::ZERO,
             end: None,
         }
@@ -87,7 +90,17 @@ impl<'a> Walk<'a> {
             }
             match end {
                 BatchEnd::More => {}
-                BatchEnd::Cut | BatchEnd::Hole => self.leave(self.offset, None),
+                BatchEnd::Cut => self.leave(self.offset, None),
+                BatchEnd::Hole => {
+                    let place = (self.generation, self.offset);
+                    // Once for each place, whatever the medium makes of it.
+                    if self.completed == Some(place)
+                        || !self.recovered.complete_file(self.generation, self.offset)?
+                    {
+                        self.leave(self.offset, None);
+                    }
+                    self.completed = Some(place);
+                }
                 BatchEnd::Seal { next_generation } => {
                     if next_generation <= self.generation {
                         let message = format!("a seal names generation {next_generation}");
@@ -218,12 +231,7 @@ impl Recovered {
         let known = self.live_file(generation)?;
         let path = known.file.path();
         if self.distrusts_cache {
-            // First durable, then out of the cache, then read: what is replayed is on the medium.
-            known
-                .file
-                .sync_data()
-                .and_then(|()| known.file.drop_from_cache(0, known.len_bytes))
-                .map_err(|error| JournalError::io(path, "sync", error))?;
+            self.make_durable(known)?;
         }
         let seed = EntrySeed::new(self.store_identity, generation);
         Ok((
@@ -233,7 +241,7 @@ impl Recovered {
     }
 
     /// The file of a generation that history needs.
-    fn live_file(&self, generation: u64) -> Result<&KnownFile> {
+    pub(super) fn live_file(&self, generation: u64) -> Result<&KnownFile> {
         let Some(known) = self.files.get(&generation) else {
             // One damaged file is likely the one; the message names its fault.
             let (path, reason) = match self.damaged.as_slice() {
@@ -285,7 +293,9 @@ impl Walk<'_> {
             let capacity_bytes = known.header.capacity_bytes.min(known.len_bytes);
             let seed = EntrySeed::new(recovered.store_identity, file_generation);
             let mut reader = EntryReader::new(&known.file, seed, capacity_bytes);
-            let Some(synced) = reader.highest_synced_after(start)? else {
+            let in_file = reader.highest_synced_after(start)?;
+            let staged = recovered.highest_staged_after(file_generation, start)?;
+            let Some(synced) = in_file.max(staged) else {
                 continue;
             };
             let synced = JournalPosition::from_u64(synced);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lightkv_journal::{Journal, JournalError};
 use lightkv_vfs::{Fault, FaultKind, MemoryVfs, Operation, Vfs};
 
-use crate::store::{Store, directory, file_names, read_file, replay};
+use crate::store::{Store, directory, file_names, read_file, replay, without_staging};
 
 fn fault(operation: Operation, kind: FaultKind, permanent: bool) -> Fault {
     Fault {
@@ -45,7 +45,16 @@ fn full_disk_is_an_error_and_appends_resume_when_there_is_space() {
             file_names(&store.vfs).len() <= names,
             "leaves nothing behind"
         );
-        store.sync().unwrap();
+        match operation {
+            // What is in staging has no other place yet.
+            Operation::Write => {
+                let error = store.sync().unwrap_err();
+                assert!(matches!(error, JournalError::NoSpace { .. }), "{error:?}");
+            }
+            _ => store.sync().unwrap(),
+        }
+        let survivors = replay(&store.vfs.kill_image(), &store.manifest).unwrap();
+        store.check_survivors(&survivors, store.next_sequence, "of the full disk");
         store.vfs.clear_faults();
         store.append(900).unwrap();
         store.sync().unwrap();
@@ -57,7 +66,7 @@ fn full_disk_is_an_error_and_appends_resume_when_there_is_space() {
 #[test]
 fn released_files_make_room_on_a_full_disk() {
     let mut store = Store::create();
-    store.vfs.set_capacity_bytes(Some(80 << 10));
+    store.vfs.set_capacity_bytes(Some(112 << 10));
     let error = append_until_error(&mut store);
     assert!(matches!(error, JournalError::NoSpace { .. }), "{error:?}");
     store.release_below(store.next_sequence - 3);
@@ -95,13 +104,16 @@ fn failed_sync_ends_all_acknowledgements_for_good() {
     // The kernel shows the second entry though no disk has it: it must not be acknowledged by a
     // recovery and then lost.
     let again = Store::open(store.vfs.kill_image(), store.manifest.clone());
+    // It is still in staging, so the recovery could make it durable.
+    assert_eq!(again.entries.len(), 2);
+    let survivors = replay(&again.vfs.crash_image(0), &again.manifest).unwrap();
+    assert_eq!(survivors.len(), 2);
+    // Without that it is gone, and nobody is told otherwise.
+    let image = without_staging(store.vfs.kill_image());
+    let again = Store::open(image, store.manifest.clone());
     assert_eq!(again.entries.len(), 1);
-    assert_eq!(
-        replay(&again.vfs.crash_image(0), &again.manifest)
-            .unwrap()
-            .len(),
-        1
-    );
+    let survivors = replay(&again.vfs.crash_image(0), &again.manifest).unwrap();
+    assert_eq!(survivors.len(), 1);
 }
 
 #[test]

@@ -6,4 +6,5 @@ mod damage;
 mod faults;
 mod real_files;
 mod ring;
+mod staging;
 mod store;

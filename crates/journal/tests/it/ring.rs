@@ -8,7 +8,7 @@ use lightkv_vfs::{MemoryVfs, Vfs};
 
 use crate::store::{
     FILE_BYTES, IDENTITY, Store, directory, file_names, file_of, payload, read_file, replay,
-    write_file,
+    without_staging, write_file,
 };
 
 /// The thread deletes in its own time.
@@ -133,8 +133,10 @@ fn a_value_that_is_a_valid_entry_is_never_replayed() {
         .journal
         .append(&[&genuine], 1, || 2)
         .expect("an append of the forged payload");
+    let end = store.journal.next_position();
+    store.journal.sync(end).unwrap();
     // The payload lies exactly at its forged place now, and the outer header is torn.
-    let image = store.vfs.kill_image();
+    let image = without_staging(store.vfs.kill_image());
     let path = file_of(&image, generation);
     let bytes = read_file(&image, &path);
     let inner = inner_offset as usize;

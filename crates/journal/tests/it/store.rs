@@ -201,8 +201,29 @@ impl Store {
     }
 }
 
-/// The names of the journal's files.
+/// The names of the journal's files, without those of staging.
 pub(crate) fn file_names(vfs: &MemoryVfs) -> Vec<String> {
+    let mut names = names(vfs);
+    names.retain(|name| name.starts_with("journal-"));
+    names
+}
+
+/// The names of the staging files.
+pub(crate) fn staging_names(vfs: &MemoryVfs) -> Vec<String> {
+    let mut names = names(vfs);
+    names.retain(|name| name.starts_with("staging-"));
+    names
+}
+
+/// An image as of a process that had written everything to the journal's files.
+pub(crate) fn without_staging(image: MemoryVfs) -> MemoryVfs {
+    for name in staging_names(&image) {
+        image.remove_file(&directory().join(name)).unwrap();
+    }
+    image
+}
+
+fn names(vfs: &MemoryVfs) -> Vec<String> {
     let entries = vfs.list(&directory()).unwrap();
     entries.into_iter().map(|entry| entry.name).collect()
 }

@@ -1,0 +1,158 @@
+//! Staging: memory that outlives the process, for entries on their way to a journal file.
+//!
+//! A journal file is not mapped. Each of its pages would have to be faulted in, and write-protected when it is written back,
+//! at twice the processor time of the copy that [`StagedFile::write_out`] makes in large pieces. Entries are stored
+//! into a *staging file* instead, which stays mapped and is used again for one journal file after the other.
+//!
+//! # Why nothing is lost
+//!
+//! While a staging file is used for a journal file of generation `g`, it is its mirror: an entry stands at
+//! the same offset in both, and the header of the staging file is that of the journal file.
+//!
+//! - *The process dies.* The page cache has all stores to the staging file, which holds all entries of `g`, and is used for
+//!   another file only after all of them were written to the journal file. So each entry is in one of them, and where the
+//!   journal file ends too early, recovery takes what follows from the staging file.
+//! - *Power is lost.* A staging file is never synced, and whatever it holds then is used only if it is an intact entry of the
+//!   generation at the place where history would end: one that was acknowledged. [`Journal::sync`](crate::Journal::sync)
+//!   first writes out, then syncs the journal file; it does not count on staging.
+//! - *Old entries.* An entry's checksum covers its generation and its offset, so what a staging file was used for before
+//!   is nothing in its present use.
+//! - *The journal file is needed for another generation*, because nothing of `g` is needed any more: then nothing is written
+//!   to it that was still in staging, see [`StagedFile::abandon`].
+//! - *Writing out fails*, for the disk is full: nothing was promised about the journal file yet. The staging file keeps what it
+//!   has, and it is tried again, by whoever needs it to succeed.
+
+use std::io;
+use std::sync::Arc;
+
+use lightkv_vfs::{Mapping, VfsFile};
+use parking_lot::Mutex;
+
+use crate::journal_layout::{FILE_HEADER_LEN_BYTES, FileHeader};
+use crate::mapped::{MappedFile, StoredEntries};
+
+/// One takes entries while the other's last ones are written out.
+pub(crate) const STAGING_FILES_MAX: usize = 2;
+
+/// The name of a staging file; the number only tells files apart.
+pub(crate) fn staging_name(number: usize) -> String {
+    format!("staging-{number}")
+}
+
+/// The number in a name that [`staging_name`] made.
+pub(crate) fn staging_number(name: &str) -> Option<usize> {
+    let number = name.strip_prefix("staging-")?.parse().ok()?;
+    (staging_name(number) == name).then_some(number)
+}
+
+/// A staging file that no journal file uses.
+#[derive(Debug)]
+pub(crate) struct StagingFile {
+    pub(crate) number: usize,
+    pub(crate) mapping: Arc<dyn Mapping>,
+}
+
+impl StagingFile {
+    /// Begins its use for a journal file: who stores the entries, and what writes them out.
+    pub(crate) fn begin(
+        self,
+        file: Arc<dyn VfsFile>,
+        header: &FileHeader,
+    ) -> (MappedFile, Arc<StagedFile>) {
+        let (mapped, entries) = MappedFile::split(self.mapping, &header.encode());
+        let staged = StagedFile {
+            file,
+            number: self.number,
+            unwritten: Mutex::new(Unwritten {
+                offset: FILE_HEADER_LEN_BYTES as u64,
+                entries: Some(entries),
+            }),
+        };
+        (mapped, Arc::new(staged))
+    }
+}
+
+/// A journal file whose entries are in staging first.
+#[derive(Debug)]
+pub(crate) struct StagedFile {
+    file: Arc<dyn VfsFile>,
+    /// Of the staging file.
+    number: usize,
+    /// Held while it is written out: by the thread of the file pool, or by who needs a sync.
+    unwritten: Mutex<Unwritten>,
+}
+
+#[derive(Debug)]
+struct Unwritten {
+    /// All before is in the journal file, or need not be.
+    offset: u64,
+    /// `None` once the staging file is free again: then there is nothing left to write.
+    entries: Option<StoredEntries>,
+}
+
+impl StagedFile {
+    /// Writes the entries before an offset to the journal file, as far as they are not there yet. After an error it can be
+    /// tried again.
+    pub(crate) fn write_out(&self, end_offset: u64) -> io::Result<()> {
+        let mut unwritten = self.unwritten.lock();
+        let start_offset = unwritten.offset;
+        if let Some(entries) = &unwritten.entries
+            && start_offset < end_offset
+        {
+            self.file
+                .write_all_at(entries.bytes(start_offset..end_offset), start_offset)?;
+            unwritten.offset = end_offset;
+        }
+        Ok(())
+    }
+
+    /// Writes nothing more to the journal file, whatever is still in staging: once this returns the file can be given to another
+    /// generation, whose entries nobody else overwrites.
+    pub(crate) fn abandon(&self) {
+        self.unwritten.lock().offset = u64::MAX;
+    }
+
+    /// Ends the use of the staging file by a full journal file, whose entries `mapped` has stored up to an offset. After an
+    /// error it can be tried again, with what is given back.
+    ///
+    /// # Panics
+    ///
+    /// If it succeeded before.
+    pub(crate) fn finish(
+        &self,
+        mapped: MappedFile,
+        end_offset: u64,
+    ) -> Result<StagingFile, (MappedFile, io::Error)> {
+        if let Err(error) = self.write_out(end_offset) {
+            return Err((mapped, error));
+        }
+        // Invariant: free only when all was written. From here on the journal file alone has the entries.
+        let entries = self.unwritten.lock().entries.take();
+        let entries = entries.expect("a staging file is given back once");
+        Ok(StagingFile {
+            number: self.number,
+            mapping: mapped.join(entries),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers_match() {
+        for number in [0, 1, 10, usize::MAX] {
+            assert_eq!(staging_number(&staging_name(number)), Some(number));
+        }
+        for name in [
+            "staging-",
+            "staging-01",
+            "staging-+1",
+            "staging",
+            "journal-0000000000.log",
+        ] {
+            assert_eq!(staging_number(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Entries that are in staging, and their journal file not yet.
+
+use lightkv_journal::JournalError;
+use lightkv_vfs::{Fault, FaultKind, MemoryVfs, Operation};
+
+use crate::store::{
+    FILE_BYTES, Store, assert_corruption, directory, file_of, read_file, replay, staging_names,
+    without_staging, write_file,
+};
+
+/// A store that has never written anything but staging, and how many entries it has.
+fn staged_store() -> Store {
+    let mut store = Store::create();
+    for _ in 0..5 {
+        store.append(700).unwrap();
+    }
+    store
+}
+
+fn only_staging(vfs: &MemoryVfs) -> std::path::PathBuf {
+    let names = staging_names(vfs);
+    assert_eq!(names.len(), 1, "{names:?}");
+    directory().join(&names[0])
+}
+
+#[test]
+fn a_process_that_dies_loses_nothing_that_no_journal_file_has() {
+    let store = staged_store();
+    let image = store.vfs.kill_image();
+    assert_eq!(
+        replay(&without_staging(image.kill_image()), &store.manifest)
+            .unwrap()
+            .len(),
+        0,
+        "the test is about staging"
+    );
+    let again = Store::open(image, store.manifest.clone());
+    assert_eq!(again.entries.len(), 5);
+    // What was found stays found, also if staging is used for something else now and power is lost.
+    for seed in 0..20 {
+        let survivors = replay(&again.vfs.crash_image(seed), &again.manifest).unwrap();
+        assert_eq!(survivors.len(), 5, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_clean_end_leaves_no_staging() {
+    let mut store = staged_store();
+    store.append(30_000).unwrap();
+    store.append(700).unwrap();
+    let (vfs, manifest) = (store.vfs.clone(), store.manifest.clone());
+    drop(store);
+    assert_eq!(staging_names(&vfs), [""; 0]);
+    assert_eq!(replay(&vfs, &manifest).unwrap().len(), 7);
+}
+
+#[test]
+fn damaged_staging_ends_history_where_the_damage_is() {
+    let store = staged_store();
+    let path = only_staging(&store.vfs);
+    for (&sequence, (_, place)) in &store.entries {
+        for inner in [0, 9, 31, 32, 700] {
+            let image = store.vfs.kill_image();
+            let offset = place.position.offset() + inner;
+            let byte = read_file(&image, &path)[offset as usize];
+            write_file(&image, &path, &[byte ^ 32], offset);
+            let survivors = replay(&image, &store.manifest).unwrap();
+            assert_eq!(survivors.len() as u64, sequence - 1);
+        }
+    }
+}
+
+#[test]
+fn a_damaged_header_of_staging_hides_no_entry() {
+    let mut store = staged_store();
+    let path = only_staging(&store.vfs);
+    for (offset, byte) in [(0, 0), (24, 9), (40, 1), (100, 1)] {
+        let image = store.vfs.kill_image();
+        write_file(&image, &path, &[byte], offset);
+        assert_eq!(replay(&image, &store.manifest).unwrap().len(), 5);
+    }
+    // One of another store or of a newer program is no damage.
+    let image = store.vfs.kill_image();
+    write_file(&image, &path, &[2], 8);
+    assert!(matches!(
+        replay(&image, &store.manifest),
+        Err(JournalError::NewerVersion { .. })
+    ));
+    // What an entry in staging remembers counts also where the header is damaged.
+    store.sync().unwrap();
+    store.append(700).unwrap();
+    for header_byte in [b'L', 0] {
+        let image = store.vfs.kill_image();
+        write_file(&image, &path, &[header_byte], 0);
+        let first = store.entries[&1].1.position;
+        for path in [&path, &file_of(&image, first.generation())] {
+            write_file(&image, path, &[0; 32], first.offset());
+        }
+        assert_corruption(replay(&image, &store.manifest), Some(first.offset()));
+    }
+}
+
+#[test]
+fn history_goes_on_where_either_file_has_the_next_entry() {
+    let mut store = staged_store();
+    store.sync().unwrap();
+    for _ in 0..5 {
+        store.append(700).unwrap();
+    }
+    let image = store.vfs.kill_image();
+    let staging = only_staging(&image);
+    let journal = file_of(&image, store.entries[&1].1.position.generation());
+    // The journal file has the first half; every other entry of it is in staging only, the others in the file only.
+    for (&sequence, (_, place)) in &store.entries {
+        let path = match (sequence <= 5, sequence % 2 == 0) {
+            (true, true) => &journal,
+            (true, false) => &staging,
+            (false, _) => continue,
+        };
+        write_file(&image, path, &[0; 32], place.position.offset());
+    }
+    let survivors = replay(&image, &store.manifest).unwrap();
+    store.check_survivors(&survivors, store.next_sequence, "mixed");
+}
+
+fn fail_writes(vfs: &MemoryVfs) {
+    vfs.inject(Fault {
+        operation: Operation::Write,
+        kind: FaultKind::NoSpace,
+        after_calls: 0,
+        permanent: true,
+        path_contains: Some("journal-".to_string()),
+    });
+}
+
+#[test]
+fn what_cannot_be_written_out_waits_in_staging() {
+    let mut store = Store::create();
+    fail_writes(&store.vfs);
+    // Whatever fails, no entry is lost, and none is refused that staging has room for.
+    while store.append(700).is_ok() {
+        let survivors = replay(&store.vfs.kill_image(), &store.manifest).unwrap();
+        store.check_survivors(&survivors, store.next_sequence, "unwritten");
+    }
+    assert!(store.entries.len() as u64 >= (FILE_BYTES - 4096) / 740 - 1);
+    let error = store.sync().unwrap_err();
+    assert!(matches!(error, JournalError::NoSpace { .. }), "{error:?}");
+    store.vfs.clear_faults();
+    for _ in 0..100 {
+        store.append(700).unwrap();
+    }
+    store.sync().unwrap();
+    let survivors = replay(&store.vfs.crash_image(0), &store.manifest).unwrap();
+    store.check_survivors(&survivors, store.next_sequence, "written later");
+}
+
+#[test]
+fn a_staging_file_is_not_used_again_before_it_was_written_out() {
+    let mut store = Store::create();
+    let first_generation = store.journal.next_position().generation();
+    // The next files are there, so that rotation fails for want of staging only.
+    let start = std::time::Instant::now();
+    while store.journal.next_position().generation() == first_generation {
+        store.append(700).unwrap();
+    }
+    while crate::store::file_names(&store.vfs).len() < 3 && start.elapsed().as_secs() < 60 {
+        if store.journal.next_position().offset() + 2000 < FILE_BYTES {
+            store.append(700).unwrap();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    fail_writes(&store.vfs);
+    let refused = (0..60).any(|_| store.append(700).is_err());
+    assert!(refused, "40 KiB in two files of staging");
+    let survivors = replay(&store.vfs.kill_image(), &store.manifest).unwrap();
+    store.check_survivors(&survivors, store.next_sequence, "staging is full");
+}
+
+#[test]
+fn a_released_file_is_not_written_to_from_staging_any_more() {
+    let mut store = Store::create();
+    let first_generation = store.journal.next_position().generation();
+    while store.journal.next_position().generation() == first_generation {
+        store.append(700).unwrap();
+    }
+    for _ in 0..20 {
+        // Entries of a full file may still be on their way when it is released and used again at once.
+        for _ in 0..40 {
+            store.append(700).unwrap();
+            store.release_below(store.next_sequence - 1);
+        }
+        let survivors = replay(&store.vfs.kill_image(), &store.manifest).unwrap();
+        store.check_survivors(&survivors, store.next_sequence, "released");
+        store.sync().unwrap();
+        let survivors = replay(&store.vfs.crash_image(0), &store.manifest).unwrap();
+        store.check_survivors(&survivors, store.next_sequence, "released and synced");
+    }
+}
