@@ -332,7 +332,17 @@ impl FilePool {
 
     /// Takes files that hold nothing live any more.
     pub(crate) fn recycle(&self, files: impl Iterator<Item = JournalFile>) {
+        let files: Vec<_> = files
+            .map(|mut file| {
+                if let Some(staged) = file.staged.take() {
+                    staged.abandon();
+                }
+                file
+            })
+            .collect();
         let mut state = self.state.lock();
+        // Perhaps it was one of these that could not be written.
+        state.write_failure = None;
         for file in files {
             let count = state.spares.len() + state.prepared.len();
             let is_ordinary = file.capacity_bytes == self.settings.file_bytes;
@@ -479,10 +489,6 @@ impl FilePool {
     /// Starts a new use of a spare file. The file is gone if that fails: its header may be torn.
     fn reuse(&self, spare: JournalFile, generation: u64) -> Result<PreparedFile> {
         let path = spare.path().to_path_buf();
-        // Before the header: who dies in between has lost nothing that was needed.
-        if let Some(staged) = spare.staged {
-            staged.abandon();
-        }
         let prepared = self.start(spare.file, generation, spare.capacity_bytes);
         if prepared.is_err() {
             let _ = self.settings.vfs.remove_file(&path);

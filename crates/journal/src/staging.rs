@@ -17,8 +17,8 @@
 //!   first writes out, then syncs the journal file; it does not count on staging.
 //! - *Old entries.* An entry's checksum covers its generation and its offset, so what a staging file was used for before
 //!   is nothing in its present use.
-//! - *The journal file is needed for another generation*, because nothing of `g` is needed any more: then nothing is written
-//!   to it that was still in staging, see [`StagedFile::abandon`].
+//! - *The journal file is released* while it is not written out: then nothing more is written to it, see
+//!   [`StagedFile::abandon`], and its next generation is its own.
 //! - *Writing out fails*, for the disk is full: nothing was promised about the journal file yet. The staging file keeps what it
 //!   has, and it is tried again, by whoever needs it to succeed.
 
@@ -106,8 +106,8 @@ impl StagedFile {
         Ok(())
     }
 
-    /// Writes nothing more to the journal file, whatever is still in staging: once this returns the file can be given to another
-    /// generation, whose entries nobody else overwrites.
+    /// Writes nothing more to the journal file, whatever is still in staging: nobody needs it any more. Also the way out
+    /// if it could not be written.
     pub(crate) fn abandon(&self) {
         self.unwritten.lock().offset = u64::MAX;
     }
