@@ -11,6 +11,7 @@ use crate::journal_layout::{
     SEAL_PAYLOAD_LEN_BYTES, entry_len_bytes, u64_at,
 };
 use crate::position::JournalPosition;
+use crate::staging::staging_name;
 use crate::{Journal, JournalOptions, Recovered, Truncation};
 
 const IDENTITY: u64 = 0x1234;
@@ -28,6 +29,8 @@ const TRUNCATED: u8 = 2;
 const OWN_CAPACITY: u8 = 4;
 /// Everything is synced and read anew.
 const DISTRUSTED: u8 = 8;
+/// The second file is a staging file.
+const STAGED: u8 = 16;
 
 /// A file: the fields of its header, and its entries.
 fn file(generation: u64, payloads: &[&[u8]], sealed_to: Option<u64>) -> Vec<u8> {
@@ -61,7 +64,7 @@ fn file(generation: u64, payloads: &[&[u8]], sealed_to: Option<u64>) -> Vec<u8> 
     [&header.encode()[..FIELDS_LEN_BYTES], &entries].concat()
 }
 
-/// One and two files, with and without a truncation.
+/// One and two files, with and without a truncation, and one whose last entries are in staging.
 pub fn journal_file_seeds() -> Vec<Vec<u8>> {
     let seed = |flags: u8, cut: u16, first: &[u8], second: &[u8]| {
         let len = first.len() as u16;
@@ -78,6 +81,8 @@ pub fn journal_file_seeds() -> Vec<Vec<u8>> {
     let first = file(1, &payloads, None);
     let sealed = file(1, &payloads[..2], Some(2));
     let second = file(2, &payloads[1..], None);
+    let mut unwritten = first.clone();
+    unwritten[FIELDS_LEN_BYTES + 40 + 32..].fill(0);
     let cut = ((FILE_HEADER_LEN_BYTES + 40 + 32) / 8) as u16;
     vec![
         seed(SEALED, 0, &first, &[]),
@@ -85,6 +90,8 @@ pub fn journal_file_seeds() -> Vec<Vec<u8>> {
         seed(SEALED | TRUNCATED, cut, &first, &second),
         seed(SEALED | OWN_CAPACITY, 0, &sealed, &first),
         seed(0, 0, &sealed, &second),
+        seed(STAGED, 0, &unwritten, &first),
+        seed(STAGED | SEALED | DISTRUSTED, 0, &unwritten, &first),
     ]
 }
 
@@ -166,7 +173,7 @@ fn replay(recovered: &mut Recovered) -> Option<History> {
     Some(history)
 }
 
-/// Up to two journal files: refused, or replayed to an end, each entry once, in the order of their places,
+/// Up to two journal files, or one and its staging: refused, or replayed to an end, each entry once, in the order of their places,
 /// and the same again by threads that take batches.
 pub fn journal_file(input: &[u8]) {
     let Some((head, rest)) = input.split_first_chunk::<HEAD_LEN_BYTES>() else {
@@ -185,7 +192,11 @@ pub fn journal_file(input: &[u8]) {
     };
     write(&file_name(1), &whole_file(flags, first));
     if !second.is_empty() {
-        write(&file_name(2), &whole_file(flags, second));
+        let name = match flags & STAGED {
+            0 => file_name(2),
+            _ => staging_name(0),
+        };
+        write(&name, &whole_file(flags, second));
     }
     if flags & DISTRUSTED != 0 {
         write(crate::file_pool::SYNC_FAILED_NAME, b"");

@@ -1,10 +1,11 @@
 //! The shared journal of LightKV, used where there is no persistent memory: a ring of preallocated,
-//! mapped, recycled files with group commit.
+//! recycled files with group commit, behind staging memory that outlives the process.
 //!
 //! ```text
-//!  append ──> active file ──(full: seal)──> live files ──(released)──> spare files ──┐
-//!                 ^                                                                  │
-//!                 └───────────── prepared file <── new generation, synced <──────────┘
+//!  append ──> staging file ──(512 KiB at once, or a sync)──> active file ──(full: seal)──> live files
+//!                                                                 ^                            │ released
+//!                     prepared file <── new generation, synced <──┼─────── spare files <───────┘
+//!                           └─────────────────────────────────────┘
 //! ```
 //!
 //! An append is one checksum and one copy into a mapping: it survives the death of the process at
@@ -14,6 +15,7 @@
 //! - [`Journal`]: appending, syncing, releasing; the rules of concurrency are there.
 //! - `recovery`: what is replayed, and why repeated crashes are harmless.
 //! - `file_pool`: the life of a file.
+//! - `staging`: where entries are before their file has them.
 //! - `journal_layout`, `docs/format/journal.md`: the bytes.
 //!
 //! ```

@@ -174,17 +174,9 @@ pub trait Mapping: Debug + Send + Sync {
     fn as_ptr(&self) -> *mut u8;
     /// Length in bytes.
     fn len(&self) -> usize;
-    /// Makes a range, and the file's length, survive power loss: [`VfsFile::sync_data`] without the
-    /// cost of what is dirty elsewhere in the file. The range is extended to whole pages.
-    fn sync_range(&self, offset: usize, len: usize) -> io::Result<()>;
     /// Faults all pages in for writing, so that later stores do not wait for it. A hint; safe beside
     /// stores of other threads.
     fn populate(&self) {}
-    /// Takes the whole pages of a range out of this process's memory; they stay the file's, in the page cache or on the
-    /// disk, and come back at the next access. A hint; safe beside stores of other threads. Worth it before a range is
-    /// written back, too: otherwise the kernel write-protects page by page, each time with an interrupt to every processor
-    /// that runs a thread of this process.
-    fn release(&self, _offset: usize, _len: usize) {}
     /// Whether the mapping is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0

@@ -13,7 +13,6 @@ mod tree;
 
 use std::collections::HashSet;
 use std::io;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -31,9 +30,6 @@ use fault::{FaultPlan, storage_full};
 use file::FileContent;
 use region::Region;
 use tree::{FileNode, Node, OpenNode, Tree};
-
-/// The unit of [`Mapping::sync_range`].
-const PAGE_LEN_BYTES: usize = 4096;
 
 /// What [`Vfs::available_bytes`] says without a capacity.
 const AVAILABLE_UNLIMITED_BYTES: u64 = 1 << 40;
@@ -449,7 +445,7 @@ impl VfsFile for MemoryFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.shared.sync(&self.node, &self.path, None)
+        self.shared.sync(&self.node, &self.path)
     }
 
     fn start_writeback(&self, _offset: u64, _len: u64) -> io::Result<()> {
@@ -468,9 +464,7 @@ impl VfsFile for MemoryFile {
         state.faults.check(Operation::Map, &[&self.path])?;
         let region = self.node.content.lock().map(len)?;
         Ok(Box::new(MemoryMapping {
-            shared: Arc::clone(&self.shared),
-            node: self.node.clone(),
-            path: self.path.clone(),
+            _node: self.node.clone(),
             region,
             len,
         }))
@@ -490,8 +484,8 @@ impl Shared {
         }
     }
 
-    /// Makes a range of a file, or all of it, durable; or loses it, if a fault is planned.
-    fn sync(&self, node: &FileNode, path: &Path, range: Option<Range<usize>>) -> io::Result<()> {
+    /// Makes a file durable; or loses it, if a fault is planned.
+    fn sync(&self, node: &FileNode, path: &Path) -> io::Result<()> {
         self.announce(Operation::SyncData);
         let (outcome, duration) = {
             let mut state = self.state.lock();
@@ -499,12 +493,10 @@ impl Shared {
             let mut content = node.content.lock();
             // Durable at once, as early as a device could make it: stores during the wait below are
             // not covered, which is all that a caller may rely on.
-            match (fault, range) {
-                (None, None) => content.sync(),
-                (None, Some(range)) => content.sync_range(range),
-                (Some(FaultKind::Lying), _) => {}
-                (Some(_), None) => content.fail_sync(0..usize::MAX),
-                (Some(_), Some(range)) => content.fail_sync(range),
+            match fault {
+                None => content.sync(),
+                Some(FaultKind::Lying) => {}
+                Some(_) => content.fail_sync(),
             }
             let outcome = match fault {
                 None | Some(FaultKind::Lying) => Ok(()),
@@ -522,9 +514,7 @@ impl Shared {
 /// A live mapping. Keeps the region, and so the pointer, even after the file was removed.
 #[derive(Debug)]
 struct MemoryMapping {
-    shared: Arc<Shared>,
-    node: OpenNode,
-    path: PathBuf,
+    _node: OpenNode,
     region: Arc<Region>,
     len: usize,
 }
@@ -536,14 +526,6 @@ impl Mapping for MemoryMapping {
 
     fn len(&self) -> usize {
         self.len
-    }
-
-    fn sync_range(&self, offset: usize, len: usize) -> io::Result<()> {
-        let end = offset.checked_add(len).filter(|&end| end <= self.len);
-        let end = end.ok_or(io::ErrorKind::InvalidInput)?;
-        let start = offset - offset % PAGE_LEN_BYTES;
-        let range = start..end.next_multiple_of(PAGE_LEN_BYTES);
-        self.shared.sync(&self.node, &self.path, Some(range))
     }
 }
 

@@ -668,60 +668,11 @@ mod tests {
         }
         assert!(file.map(8193, false).is_err());
         assert!(file.map(0, true).unwrap().is_empty());
-        let mapping = file.map(8192, false).unwrap();
-        mapping.sync_range(5000, 3192).unwrap();
-        mapping.sync_range(8192, 0).unwrap();
-        assert!(mapping.sync_range(5000, 3193).is_err());
-        assert!(mapping.sync_range(1, usize::MAX).is_err());
         file.sync_data().unwrap();
         file.start_writeback(0, 8192).unwrap();
         file.start_writeback(0, 0).unwrap();
         file.drop_from_cache(0, 8192).unwrap();
         file.drop_from_cache(0, 0).unwrap();
-    }
-
-    /// Page faults of this thread that needed no read.
-    fn minor_faults() -> u64 {
-        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
-        let after_name = stat.rsplit_once(") ").unwrap().1;
-        after_name.split(' ').nth(7).unwrap().parse().unwrap()
-    }
-
-    #[test]
-    fn a_release_takes_the_whole_pages_of_its_range_and_loses_nothing() {
-        const PAGES: usize = 64;
-        let directory = directory();
-        let path = directory.path().join("file");
-        let file = RealVfs.open(&path, OpenMode::CreateNew).unwrap();
-        let page_size = rustix::param::page_size();
-        file.allocate((PAGES * page_size) as u64).unwrap();
-        let mapping = file.map(PAGES * page_size, true).unwrap();
-        let store_in_all = |byte: u8| {
-            let before = minor_faults();
-            for page in 0..PAGES {
-                // SAFETY: inside of the mapping, which nothing else accesses.
-                unsafe { mapping.as_ptr().add(page * page_size + 77).write(byte) };
-            }
-            minor_faults() - before
-        };
-        let undisturbed = store_in_all(1);
-        assert!(undisturbed <= 2, "{undisturbed}: all pages were faulted in");
-        let faults_after = |offset: usize, len: usize, byte: u8| {
-            mapping.release(offset, len);
-            let mut bytes = vec![0; PAGES * page_size];
-            file.read_exact_at(&mut bytes, 0).unwrap();
-            let kept = bytes.chunks(page_size).filter(|page| page[77] == byte - 1);
-            assert_eq!(kept.count(), PAGES);
-            store_in_all(byte) as usize
-        };
-        // Both ends are inside of pages, which stay.
-        let faults = faults_after(2 * page_size - 1, 10 * page_size + 2, 2);
-        // Fewer than pages where the file system has larger folios.
-        assert!((1..=12).contains(&faults), "{faults}");
-        let faults = faults_after(60 * page_size, usize::MAX, 3);
-        assert!((1..=6).contains(&faults), "{faults}");
-        let faults = faults_after(PAGES * page_size, 1, 4);
-        assert!(faults <= 2, "{faults}");
     }
 
     #[test]

@@ -17,8 +17,7 @@ pub enum Operation {
     Allocate,
     /// [`VfsFile::set_len`](crate::VfsFile::set_len)
     SetLen,
-    /// [`VfsFile::sync_data`](crate::VfsFile::sync_data) and
-    /// [`Mapping::sync_range`](crate::Mapping::sync_range)
+    /// [`VfsFile::sync_data`](crate::VfsFile::sync_data)
     SyncData,
     /// [`Vfs::sync_directory`](crate::Vfs::sync_directory)
     SyncDirectory,

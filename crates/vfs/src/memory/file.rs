@@ -181,13 +181,7 @@ impl FileContent {
 
     /// Makes the current bytes and the length durable.
     pub(super) fn sync(&mut self) {
-        self.sync_range(0..self.len);
-        self.forget_dirty();
-    }
-
-    /// Makes the current bytes in a range of whole pages, and the length, durable.
-    pub(super) fn sync_range(&mut self, range: Range<usize>) {
-        let dirty = intersection(self.dirty_range(), range);
+        let dirty = self.dirty_range();
         if self.synced.len() != self.len {
             Arc::make_mut(&mut self.synced).resize(self.len, 0);
         }
@@ -207,12 +201,13 @@ impl FileContent {
             }
             Arc::make_mut(&mut self.synced)[range].copy_from_slice(sector);
         }
+        self.forget_dirty();
     }
 
     /// A sync that failed: what it should have written is dropped, not kept for a retry.
-    pub(super) fn fail_sync(&mut self, range: Range<usize>) {
+    pub(super) fn fail_sync(&mut self) {
         let mut sector = [0; SECTOR_LEN_BYTES];
-        for range in sectors(intersection(self.dirty_range(), range)) {
+        for range in sectors(self.dirty_range()) {
             let range = range.start..range.end.min(self.len);
             let sector = &mut sector[..range.len()];
             self.read_known(range.start, sector);
@@ -316,10 +311,6 @@ impl FileContent {
         self.mark_dirty(old_len.min(len)..old_len.max(len));
         Ok(())
     }
-}
-
-fn intersection(a: Range<usize>, b: Range<usize>) -> Range<usize> {
-    a.start.max(b.start)..a.end.min(b.end)
 }
 
 /// Whole sectors that cover a range.

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::ptr::{self, NonNull};
 
-use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::Mapping;
 
@@ -84,58 +84,12 @@ impl Mapping for SharedMapping {
         self.fault_in();
     }
 
-    fn release(&self, offset: usize, len: usize) {
-        let page_size = rustix::param::page_size();
-        let start = offset.min(self.len).next_multiple_of(page_size);
-        let end = offset.saturating_add(len).min(self.len);
-        // The mapping's last page may be a part of one, which is released with it.
-        let end = if end == self.len {
-            end
-        } else {
-            end - end % page_size
-        };
-        if start >= end {
-            return;
-        }
-        // SAFETY: the range lies in this mapping, and starts at a page because the mapping does. For a shared mapping of
-        // a file the advice only forgets where the pages are: the contents, stores that are under way included,
-        // are the file's, and an access finds them again.
-        let _ = unsafe {
-            let start_ptr = self.start.as_ptr().add(start);
-            rustix::mm::madvise(start_ptr.cast(), end - start, Advice::LinuxDontNeed)
-        };
-    }
-
     fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
     fn len(&self) -> usize {
         self.len
-    }
-
-    fn sync_range(&self, offset: usize, len: usize) -> io::Result<()> {
-        let end = offset.checked_add(len).filter(|&end| end <= self.len);
-        let Some(end) = end else {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "syncing past the end of a mapping",
-            ));
-        };
-        if len == 0 {
-            return Ok(());
-        }
-        let start = offset - offset % rustix::param::page_size();
-        // SAFETY: `start..end` lies in this mapping by the check, and starts at a page because the
-        // mapping does. The kernel writes pages back; it changes none of their bytes.
-        unsafe {
-            rustix::mm::msync(
-                self.start.as_ptr().add(start).cast(),
-                end - start,
-                MsyncFlags::SYNC,
-            )
-        }?;
-        Ok(())
     }
 }
 
