@@ -284,6 +284,11 @@ impl FilePool {
             if let Some(failure) = state.write_failure.take() {
                 return Err(failure);
             }
+            if state.is_closing && !state.outgoing.is_empty() {
+                // The thread may be gone.
+                self.write_next(&mut state);
+                continue;
+            }
             self.work.notify_one();
             self.finished.wait(&mut state);
         }

@@ -205,7 +205,8 @@ impl Db {
     /// `fdatasync` (group commit).
     ///
     /// # Errors
-    /// [`Error::SyncUnsupported`] on tmpfs, [`Error::Poisoned`] after a failed sync: it is never retried.
+    /// [`Error::SyncUnsupported`] on tmpfs, [`Error::Poisoned`] after a failed sync: it is never retried. [`Error::NoSpace`] if the
+    /// disk does not take what is to be synced: it survives the process as before, and a later sync tries again.
     pub fn sync(&self) -> Result<()> {
         self.engine.sync()
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use lightkv_journal::JournalPosition;
+use lightkv_journal::{JournalError, JournalPosition};
 use lightkv_pmem::{Granularity, SourceKind};
 
 use super::manifest::ManifestEdit;
@@ -69,7 +69,11 @@ impl Store {
     /// callers that wait at the same time share one sync.
     pub(crate) fn sync_through(&self, end: JournalPosition) -> Result<()> {
         let result: Result<()> = match self.journal.get() {
-            Some(journal) => journal.sync(end).map_err(Error::from),
+            Some(journal) => match journal.sync(end) {
+                // Nothing reached the kernel that it could drop: staging has it, and it is tried again.
+                Err(error @ JournalError::NoSpace { .. }) => return Err(error.into()),
+                synced => synced.map_err(Error::from),
+            },
             None if self.acknowledged_survives_power_loss() => Ok(()),
             None => self.buffer.pool().sync().map_err(Error::from),
         };

@@ -1,6 +1,6 @@
 //! With a journal.
 
-use lightkv::{Error, WriteBatch};
+use lightkv::{Error, WriteBatch, WriteOptions};
 use lightkv_vfs::{Fault, FaultKind, OpenMode, Operation, Vfs};
 
 use super::log::{logged, says};
@@ -137,7 +137,11 @@ fn a_journal_that_lost_its_synced_end_is_warned_of_after_a_clean_close() {
             db.close().unwrap();
         }
         let image = medium.kill_image();
-        let path = "/store/journal/journal-0000000000.log".as_ref();
+        // A clean end has written everything to the journal's file; before that its last records are in staging.
+        let path = match was_closed {
+            true => "/store/journal/journal-0000000000.log".as_ref(),
+            false => "/store/journal/staging-0".as_ref(),
+        };
         let file = image.vfs.open(path, OpenMode::ReadWrite).unwrap();
         let mut bytes = vec![0; file.len_bytes().unwrap() as usize];
         file.read_exact_at(&mut bytes, 0).unwrap();
@@ -152,6 +156,33 @@ fn a_journal_that_lost_its_synced_end_is_warned_of_after_a_clean_close() {
         drop(db);
         let (_, messages) = logged(|| image.open());
         assert_eq!(says(&messages, lost), was_closed, "{messages:?}");
+    }
+}
+
+#[test]
+fn a_sync_that_a_full_disk_refuses_loses_nothing_and_is_tried_again() {
+    let medium = Medium::with_journal();
+    let mut map = Map::new();
+    let db = medium.open();
+    put_all(&db, &mut map, 0..20, 0, 100);
+    medium.vfs.inject(Fault {
+        operation: Operation::Write,
+        kind: FaultKind::NoSpace,
+        after_calls: 0,
+        permanent: true,
+        path_contains: Some("journal-".into()),
+    });
+    let synced = WriteOptions::new().sync(true);
+    for outcome in [db.sync(), db.put_with(key(20), value(0, 100), synced)] {
+        assert!(matches!(outcome, Err(Error::NoSpace { .. })), "{outcome:?}");
+    }
+    map.insert(key(20), value(0, 100));
+    put_all(&db, &mut map, 21..30, 0, 100);
+    assert_holds(&medium.kill_image().open(), &map);
+    medium.vfs.clear_faults();
+    db.sync().unwrap();
+    for seed in 0..6 {
+        assert_holds(&medium.crash_image(seed).open(), &map);
     }
 }
 
