@@ -71,6 +71,8 @@ numbers! {
         range_deletions,
         /// Tables that were dropped unread: a range deletion had deleted all that was in them.
         table_drops,
+        /// Tables that were written over the file of one that nobody read any more.
+        tables_over_spares,
         /// Writes that were delayed to let background work keep up.
         stalls,
         /// All delays together, in microseconds.
@@ -103,6 +105,7 @@ impl Counters {
             table_moves: self.table_moves - earlier.table_moves,
             range_deletions: self.range_deletions - earlier.range_deletions,
             table_drops: self.table_drops - earlier.table_drops,
+            tables_over_spares: self.tables_over_spares - earlier.tables_over_spares,
             stalls: self.stalls - earlier.stalls,
             stall_us_total: self.stall_us_total - earlier.stall_us_total,
             stall_us_max: self.stall_us_max,
@@ -156,10 +159,13 @@ numbers! {
         tables,
         /// Range deletions that have left records which background work has still to remove.
         range_deletions,
-        /// Bytes of the store's files, tables, values, manifest and journal.
+        /// Bytes of the store's files: tables, spare ones, values, manifest and journal.
         space_bytes,
         /// Bytes of journal that cannot be recycled yet, included in `space_bytes`.
         journal_bytes,
+        /// Bytes of files of tables that are kept for a moment to be written over, at most an eighth of the tables or
+        /// 64 KiB, included in `space_bytes`.
+        spare_bytes,
         /// Background work that waits, in bytes of its input.
         pending_bytes,
         /// Flushes, merges and looks for garbage that wait or run, and whether there are range deletions to be finished. While this and `pending_bytes` are 0, the

@@ -290,6 +290,7 @@ mod tests {
             options(),
             hash,
             None,
+            None,
         )
         .unwrap();
         writer.add_reference(5);

@@ -300,6 +300,7 @@ pub(crate) struct Counters {
     pub(crate) table_bytes_read: Counter,
     pub(crate) table_bytes_written: Counter,
     pub(crate) table_writes: Counter,
+    pub(crate) tables_over_spares: Counter,
     pub(crate) failed_removals: Counter,
 }
 
@@ -312,6 +313,7 @@ impl Counters {
             table_bytes_read: self.table_bytes_read.value(),
             table_bytes_written: self.table_bytes_written.value(),
             table_writes: self.table_writes.value(),
+            tables_over_spares: self.tables_over_spares.value(),
             failed_removals: self.failed_removals.value(),
         }
     }
@@ -333,6 +335,8 @@ pub struct CounterValues {
     pub table_bytes_written: u64,
     /// Write calls of those writers, unfinished tables included.
     pub table_writes: u64,
+    /// Tables of those writers that took the place of a spare file, unfinished ones included.
+    pub tables_over_spares: u64,
     /// Files of obsolete tables that could not be removed; the next open of the store has to.
     pub failed_removals: u64,
 }

@@ -104,6 +104,8 @@ pub struct TableWriter {
     options: TableOptions,
     hash: HashFunction,
     shared: Option<Arc<TableShared>>,
+    /// What is behind what was written may be left of another table.
+    is_over_spare: bool,
     finished: bool,
     /// A write failed: entries may be missing.
     failed: bool,
@@ -166,20 +168,26 @@ impl TableWriter {
         table_id: u64,
         options: TableOptions,
     ) -> Result<Self> {
-        Self::create_with_hash(vfs, path.as_ref(), table_id, options, hash_key, None)
+        Self::create_with_hash(vfs, path.as_ref(), table_id, options, hash_key, None, None)
     }
 
     /// As [`TableWriter::create`], for a store whose [`TableShared::counters`] and
     /// [`TableShared::writer_bytes`] know of it.
+    ///
+    /// The table takes the place of a `spare_file` if there is one, whose name it gets at once: a file of the same
+    /// directory that nobody can read any more, and without another name. What it holds from then on is unknown until
+    /// the table is finished. If it is not there any more, or cannot be renamed, the file is a new one.
     pub fn create_shared(
         vfs: Arc<dyn Vfs>,
         path: impl AsRef<Path>,
         table_id: u64,
         options: TableOptions,
         shared: Arc<TableShared>,
+        spare_file: Option<&Path>,
     ) -> Result<Self> {
         let shared = Some(shared);
-        Self::create_with_hash(vfs, path.as_ref(), table_id, options, hash_key, shared)
+        let path = path.as_ref();
+        Self::create_with_hash(vfs, path, table_id, options, hash_key, shared, spare_file)
     }
 
     pub(crate) fn create_with_hash(
@@ -189,13 +197,30 @@ impl TableWriter {
         options: TableOptions,
         hash: HashFunction,
         shared: Option<Arc<TableShared>>,
+        spare_file: Option<&Path>,
     ) -> Result<Self> {
-        let create = || vfs.open_direct(path, OpenMode::CreateNew);
-        let file = match &shared {
-            Some(shared) => shared.with_descriptors(create),
-            None => create(),
+        let is_over_spare = spare_file.is_some_and(|spare| take_over(&*vfs, spare, path));
+        let mode = match is_over_spare {
+            true => OpenMode::ReadWrite,
+            false => OpenMode::CreateNew,
+        };
+        let open = || vfs.open_direct(path, mode);
+        let opened = match &shared {
+            Some(shared) => shared.with_descriptors(open),
+            None => open(),
+        };
+        let file = opened.map_err(|error| {
+            if is_over_spare {
+                // No new file is left behind, and this one is of no use to anybody. Otherwise the next open removes it.
+                let _ = vfs.remove_file(path);
+            }
+            TableError::from_io(path, "create", 0, error)
+        })?;
+        if let Some(shared) = &shared
+            && is_over_spare
+        {
+            shared.counters.tables_over_spares.add(1);
         }
-        .map_err(|error| TableError::from_io(path, "create", 0, error))?;
         let write_bytes = options
             .write_bytes
             .clamp(*WRITE_BYTES.start(), *WRITE_BYTES.end());
@@ -220,6 +245,7 @@ impl TableWriter {
             },
             hash,
             shared,
+            is_over_spare,
             finished: false,
             failed: false,
             seed: ChecksumSeed::new(options.store_identity, table_id),
@@ -481,6 +507,12 @@ impl TableWriter {
         if all {
             self.note_memory(0);
             self.write_range(0, whole)?;
+            if self.is_over_spare {
+                // Before the rest, for which the page cache would have to read what it is written over.
+                let end = self.written + whole as u64;
+                let cut = self.file.set_len(end);
+                self.note_failure("truncate", end, cut)?;
+            }
             self.write_range(whole, len)?;
             self.written = self.position();
             self.buffer.truncate(self.pad);
@@ -569,6 +601,17 @@ impl TableWriter {
         self.written_range(offset, (end - start) as u64, begin, result)
     }
 
+    /// After a failure the table cannot be finished.
+    fn note_failure(
+        &mut self,
+        operation: &'static str,
+        offset: u64,
+        result: io::Result<()>,
+    ) -> Result<()> {
+        self.failed |= result.is_err();
+        result.map_err(|error| TableError::from_io(&self.path, operation, offset, error))
+    }
+
     /// Takes note of a write that was waited for since `begin`.
     fn written_range(
         &mut self,
@@ -577,10 +620,7 @@ impl TableWriter {
         begin: Instant,
         result: io::Result<()>,
     ) -> Result<()> {
-        if let Err(error) = result {
-            self.failed = true;
-            return Err(TableError::from_io(&self.path, "write", offset, error));
-        }
+        self.note_failure("write", offset, result)?;
         if self.file.alignment_bytes() == 1 {
             // A hint: whatever is wrong with the device, the sync will tell.
             let _ = self.file.start_writeback(offset, len);
@@ -701,6 +741,12 @@ impl TableWriter {
             shared.cache.insert_block(place, payload);
         }
     }
+}
+
+/// Gives a spare file the name of a new table. If that was not possible, a new file can be tried.
+fn take_over(vfs: &dyn Vfs, spare_file: &Path, path: &Path) -> bool {
+    // A rename would replace what has the name.
+    matches!(vfs.exists(path), Ok(false)) && vfs.rename(spare_file, path).is_ok()
 }
 
 /// An empty buffer with room for a chunk, as far as the first aligned place of its memory.

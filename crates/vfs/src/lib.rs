@@ -97,6 +97,8 @@ pub trait Vfs: Debug + Send + Sync + 'static {
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Gives a file a second name; fails where the file system has no hard links.
     fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// How many names a file has, the given one included.
+    fn link_count(&self, path: &Path) -> io::Result<u64>;
     /// Lists a directory, in no particular order.
     fn list(&self, path: &Path) -> io::Result<Vec<DirectoryEntry>>;
     /// Whether a file or directory of that name exists.

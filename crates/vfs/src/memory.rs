@@ -292,6 +292,13 @@ impl Vfs for MemoryVfs {
         state.tree.insert_file(to, file)
     }
 
+    fn link_count(&self, path: &Path) -> io::Result<u64> {
+        let mut state = self.shared.state.lock();
+        state.faults.check(Operation::List, &[path])?;
+        let file = state.tree.find_file(path)?;
+        Ok(state.tree.link_count(&file))
+    }
+
     fn list(&self, path: &Path) -> io::Result<Vec<DirectoryEntry>> {
         let mut state = self.shared.state.lock();
         state.faults.check(Operation::List, &[path])?;

@@ -11,7 +11,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -106,6 +106,10 @@ impl Vfs for RealVfs {
 
     fn hard_link(&self, from: &Path, to: &Path) -> io::Result<()> {
         fs::hard_link(from, to)
+    }
+
+    fn link_count(&self, path: &Path) -> io::Result<u64> {
+        Ok(fs::symlink_metadata(path)?.nlink())
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<DirectoryEntry>> {
@@ -700,7 +704,9 @@ mod tests {
         let file = RealVfs.open(&path, OpenMode::CreateNew).unwrap();
         file.write_all_at(&[1; 10], 0).unwrap();
         RealVfs.create_directory(&inner.join("sub")).unwrap();
+        assert_eq!(RealVfs.link_count(&path).unwrap(), 1);
         RealVfs.hard_link(&path, &inner.join("two")).unwrap();
+        assert_eq!(RealVfs.link_count(&path).unwrap(), 2);
         RealVfs.rename(&path, &inner.join("three")).unwrap();
         RealVfs.sync_directory(&inner).unwrap();
         let mut names: Vec<_> = RealVfs.list(&inner).unwrap();

@@ -374,6 +374,63 @@ fn overwriting_the_same_keys_for_ever_keeps_space_bounded() {
     }
 }
 
+/// Tables are written over the files of tables that nobody reads: not over those of a checkpoint, nor of a scan.
+#[test]
+fn tables_are_written_over_what_nobody_reads() {
+    let options = || small(16).compaction_size(4);
+    let directory = tempfile::tempdir().unwrap();
+    let (store, copy) = (
+        directory.path().join("store"),
+        directory.path().join("copy"),
+    );
+    let media: [(Arc<dyn lightkv_vfs::Vfs>, _, _); 2] = [
+        (Arc::new(MemoryVfs::new()), "/store".into(), "/copy".into()),
+        (Arc::new(lightkv_vfs::RealVfs), store, copy),
+    ];
+    for (vfs, store, copy) in media {
+        let db = options().vfs(vfs.clone()).open(&store).unwrap();
+        let records = 8_000;
+        load(&db, 0..records);
+        db.checkpoint(&copy).unwrap();
+        let mut scan = db.scan(..);
+        let first = scan.next().unwrap().unwrap();
+        assert_eq!(*first.0, *key(0).as_bytes());
+        for round in 1..=8 {
+            for at in 0..records {
+                let number = at * 48_271 % records;
+                db.put(key(number), value(number, round)).unwrap();
+            }
+            let levels = db.stats().levels;
+            let limit = (levels.space_bytes / 8).max(64 << 10);
+            assert!(levels.spare_bytes <= limit, "{}", levels.spare_bytes);
+        }
+        let counters = db.stats().counters;
+        assert!(counters.tables_over_spares > 50, "{counters:?}");
+        for number in 1..records {
+            let (found, old) = scan.next().unwrap().unwrap();
+            assert_eq!(*found, *key(number).as_bytes());
+            assert_eq!(*old, *value(number, 0));
+        }
+        drop(scan);
+        for number in 0..records {
+            assert_eq!(*db.get(key(number)).unwrap().unwrap(), *value(number, 8));
+        }
+        db.verify().unwrap();
+        // Nothing is kept where nothing is written.
+        let begin = Instant::now();
+        let table_files = || vfs.list(&store.join("tables")).unwrap().len() as u64;
+        settle(&db);
+        while db.stats().levels.spare_bytes > 0 || table_files() > db.stats().levels.tables {
+            assert!(begin.elapsed() < Duration::from_secs(60), "still kept");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        db.close().unwrap();
+        let old = options().vfs(vfs.clone()).open(&copy).unwrap();
+        old.verify().unwrap();
+        check_load(&old, records);
+    }
+}
+
 #[test]
 fn a_lower_limit_keeps_less_garbage() {
     let most = |ratio: f64| {

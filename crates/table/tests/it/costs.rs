@@ -342,6 +342,7 @@ fn where_there_are_scans_the_index_of_a_new_table_is_cached() {
             table_id,
             options(),
             Arc::clone(&shared),
+            None,
         )
         .unwrap();
         for ((key, Reverse(sequence)), (kind, value)) in &model {

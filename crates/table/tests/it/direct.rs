@@ -31,7 +31,8 @@ fn tables_leave_the_page_cache_alone() {
     let shared = Arc::new(TableShared::new(1 << 20, 16));
     let stores = Arc::clone(&shared);
     let mut writer =
-        TableWriter::create_shared(Arc::clone(&vfs), &path, TABLE_ID, options(), stores).unwrap();
+        TableWriter::create_shared(Arc::clone(&vfs), &path, TABLE_ID, options(), stores, None)
+            .unwrap();
     let keys = 20_000;
     for number in 0..keys {
         let value = value(number);

@@ -430,3 +430,100 @@ fn nothing_of_a_deleted_table_stays_cached() {
     assert_eq!(shared.cache_bytes(), 0);
     assert_eq!(shared.open_files(), 0);
 }
+
+/// What [`TableWriter::create_shared`] promises of spare files: longer ones and shorter ones than the table.
+#[test]
+fn a_table_takes_the_place_of_a_spare_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let real: Arc<dyn Vfs> = Arc::new(RealVfs);
+    let media = [
+        (real, directory.path().to_path_buf()),
+        (memory(), "store".into()),
+    ];
+    for (vfs, directory) in media {
+        for (spare_entries, entries) in [(20_000, 500), (500, 20_000), (500, 500)] {
+            let shared = shared();
+            let write = |table_id: u64, entries: u64, spare: Option<&Path>| {
+                let path = directory.join(format!("{table_id}.table"));
+                let _ = vfs.remove_file(&path);
+                let (vfs, shared) = (Arc::clone(&vfs), Arc::clone(&shared));
+                let mut writer =
+                    TableWriter::create_shared(vfs, &path, table_id, options(), shared, spare)
+                        .unwrap();
+                for number in 0..entries {
+                    let value = vec![table_id as u8; 100 + (number % 90) as usize];
+                    let key = format!("{number:09}");
+                    writer
+                        .add(key.as_bytes(), 1, EntryKind::Put, &value)
+                        .unwrap();
+                }
+                (writer.finish().unwrap(), path)
+            };
+            let (_, spare) = write(1, spare_entries, None);
+            let (summary, path) = write(2, entries, Some(&spare));
+            assert_eq!(shared.counters().tables_over_spares, 1);
+            assert!(!vfs.exists(&spare).unwrap());
+            let file = vfs.open(&path, lightkv_vfs::OpenMode::Read).unwrap();
+            assert_eq!(file.len_bytes().unwrap(), summary.file_len_bytes);
+            let (vfs, stores) = (Arc::clone(&vfs), Arc::clone(&shared));
+            let reader = TableReader::open(vfs, &path, 2, options(), None, stores).unwrap();
+            reader.verify().unwrap();
+            // It is not there any more: the table gets a new file.
+            let (_, third) = write(3, entries, Some(&spare));
+            assert_eq!(shared.counters().tables_over_spares, 1);
+            assert_ne!(third, path);
+        }
+    }
+}
+
+#[test]
+fn a_spare_file_never_replaces_a_table() {
+    let vfs = memory();
+    let model = small_model();
+    write(&vfs, options(), &model);
+    let spare = Path::new("store/7.table");
+    vfs.open(spare, lightkv_vfs::OpenMode::CreateNew).unwrap();
+    let stores = shared();
+    let again = TableWriter::create_shared(
+        Arc::clone(&vfs),
+        path(),
+        TABLE_ID,
+        options(),
+        stores,
+        Some(spare),
+    );
+    assert!(matches!(again, Err(TableError::Io { .. })), "{again:?}");
+    open_with(&vfs, TABLE_ID, options())
+        .unwrap()
+        .verify()
+        .unwrap();
+    assert!(vfs.exists(spare).unwrap());
+}
+
+#[test]
+fn a_writer_that_cannot_open_a_spare_file_leaves_none_behind() {
+    let memory = MemoryVfs::new();
+    memory.create_directory(Path::new("store")).unwrap();
+    let vfs: Arc<dyn Vfs> = Arc::new(memory.clone());
+    let spare = Path::new("store/7.table");
+    vfs.open(spare, lightkv_vfs::OpenMode::CreateNew).unwrap();
+    memory.inject(Fault {
+        operation: Operation::Open,
+        kind: FaultKind::NoDescriptors,
+        after_calls: 0,
+        permanent: true,
+        path_contains: None,
+    });
+    let stores = shared();
+    let failed = TableWriter::create_shared(
+        Arc::clone(&vfs),
+        path(),
+        TABLE_ID,
+        options(),
+        stores,
+        Some(spare),
+    );
+    assert!(failed.is_err());
+    memory.clear_faults();
+    assert!(vfs.list(Path::new("store")).unwrap().is_empty());
+}

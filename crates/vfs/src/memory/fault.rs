@@ -27,7 +27,7 @@ pub enum Operation {
     Remove,
     /// [`Vfs::hard_link`](crate::Vfs::hard_link)
     HardLink,
-    /// [`Vfs::list`](crate::Vfs::list) and [`Vfs::exists`](crate::Vfs::exists)
+    /// [`Vfs::list`](crate::Vfs::list), [`Vfs::exists`](crate::Vfs::exists) and [`Vfs::link_count`](crate::Vfs::link_count)
     List,
     /// [`VfsFile::map`](crate::VfsFile::map)
     Map,

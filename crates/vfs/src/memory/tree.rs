@@ -194,6 +194,14 @@ impl Tree {
         }
     }
 
+    /// How many names a file has now.
+    pub(super) fn link_count(&self, file: &Arc<FileNode>) -> u64 {
+        let is_name = |node: &&Node| matches!(node, Node::File(found) if Arc::ptr_eq(found, file));
+        let directories = self.directories.values();
+        let counts = directories.map(|it| it.current.values().filter(is_name).count());
+        counts.sum::<usize>() as u64
+    }
+
     pub(super) fn find_directory(&self, path: &Path) -> io::Result<DirectoryId> {
         match self.find(path)? {
             Node::Directory(id) => Ok(id),

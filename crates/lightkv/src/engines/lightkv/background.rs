@@ -497,6 +497,7 @@ impl Background {
                 // Nobody hears a call for work meanwhile, so the queue is looked at again before the wait.
                 MutexGuard::unlocked(&mut queue, || {
                     store.tables.remove_discarded();
+                    store.tables.remove_unused_spares();
                     store.balance_memory();
                 });
                 is_balanced = true;
@@ -519,7 +520,7 @@ impl Background {
         if shortage.is_some() {
             // Removed files keep their space until the last guard that could reach them is gone.
             collect_garbage();
-            store.tables.remove_discarded();
+            store.tables.free_discarded();
         }
         let has_ranges = store.has_ranges();
         let mut queue = self.queue.lock();

@@ -351,9 +351,14 @@ impl Store {
         let number = self.new_file_number();
         let path = table_path(&self.directory, number);
         let (vfs, shared) = (self.vfs.clone(), self.tables.shared.clone());
-        let options = self.tables.options;
+        let (options, spare) = (self.tables.options, self.tables.spares.take());
         Ok(TableWriter::create_shared(
-            vfs, path, number, options, shared,
+            vfs,
+            path,
+            number,
+            options,
+            shared,
+            spare.as_deref(),
         )?)
     }
 

@@ -86,6 +86,7 @@ mod scan_lengths;
 mod scan_source;
 mod sizes;
 mod sorted_view;
+mod spare_tables;
 mod statistics;
 mod store;
 mod table_list;
@@ -172,7 +173,7 @@ impl LightKv {
         // check the mark under their guard.
         wait_for_readers();
         // What those readers were the last to hold; the background threads are gone.
-        self.store.tables.remove_discarded();
+        self.store.tables.remove_all_discarded();
         if is_clean
             && self.has_pool()
             && let Err(error) = self.store.write_pool_image()

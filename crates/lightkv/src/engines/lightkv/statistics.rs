@@ -52,6 +52,7 @@ impl Store {
             table_moves: load(&self.counters.table_moves),
             range_deletions: load(&self.counters.range_deletions),
             table_drops: load(&self.counters.table_drops),
+            tables_over_spares: tables.tables_over_spares,
             stalls: delays.count,
             stall_us_total: delays.total_us,
             stall_us_max: delays.max_us,
@@ -109,6 +110,8 @@ impl Store {
             levels.journal_bytes = journal.live_bytes();
             levels.space_bytes += levels.journal_bytes;
         }
+        levels.spare_bytes = self.tables.spares.bytes();
+        levels.space_bytes += levels.spare_bytes;
         levels
     }
 }

@@ -11,6 +11,7 @@ use lightkv_vfs::Vfs;
 use parking_lot::Mutex;
 
 use super::manifest::TableMetadata;
+use super::spare_tables::SpareTables;
 use super::value_file;
 use crate::Result;
 
@@ -28,6 +29,8 @@ pub(crate) struct TableContext {
     pub(crate) values: Mutex<HashMap<u64, Weak<ValueFile>>>,
     /// Tables and value files that nobody reads any more and no manifest names.
     pub(crate) discarded: Mutex<Vec<Discarded>>,
+    /// The files of tables out of these that new ones are written over.
+    pub(crate) spares: SpareTables,
 }
 
 /// What is left of a table or a value file after its last reader. Removing and closing a file can take a hundred
@@ -37,6 +40,8 @@ pub(crate) struct TableContext {
 pub(crate) struct Discarded {
     reader: Option<Arc<TableReader>>,
     path: PathBuf,
+    /// Length of a table; a value file is never written over.
+    table_len_bytes: Option<u64>,
 }
 
 impl TableContext {
@@ -85,19 +90,62 @@ impl TableContext {
         // Dropped after the lock, as above.
         let tables = std::mem::take(&mut *self.live.lock());
         drop(tables);
+        self.remove_all_discarded();
+    }
+
+    /// Removes the files of discarded tables, but for those that are kept to be written over. May take long; for
+    /// background threads.
+    pub(crate) fn remove_discarded(&self) {
+        let discarded = std::mem::take(&mut *self.discarded.lock());
+        if discarded.is_empty() {
+            return;
+        }
+        let live = self.live.lock();
+        let table_bytes = live.values().map(|it| it.metadata.file_len_bytes).sum();
+        drop(live);
+        for mut file in discarded {
+            if !self.keep_spare(&mut file, table_bytes) {
+                self.remove([file.path]);
+            }
+        }
+    }
+
+    /// Removes what was kept to be written over, if no table has been for a while.
+    pub(crate) fn remove_unused_spares(&self) {
+        self.remove(self.spares.give_up_unused());
+    }
+
+    /// As [`remove_discarded`](TableContext::remove_discarded), but keeps none: their space is wanted.
+    pub(crate) fn free_discarded(&self) {
+        self.remove_discarded();
+        self.remove(self.spares.give_up());
+    }
+
+    /// Removes the files of discarded tables, and keeps none from now on.
+    pub(crate) fn remove_all_discarded(&self) {
+        self.remove(self.spares.close());
         self.remove_discarded();
     }
 
-    /// Removes the files of discarded tables. May take long; for background threads.
-    pub(crate) fn remove_discarded(&self) {
-        let discarded = std::mem::take(&mut *self.discarded.lock());
-        for file in discarded {
-            if let Some(reader) = file.reader {
-                reader.forget_blocks();
-            }
+    /// Keeps the file of a discarded table to be written over, if nobody can read it.
+    fn keep_spare(&self, file: &mut Discarded, table_bytes: u64) -> bool {
+        let is_read = file.reader.take().is_some_and(|reader| {
+            reader.forget_blocks();
+            // A scan may have let go of the table but not of its reader.
+            Arc::into_inner(reader).is_none()
+        });
+        !is_read
+            && file.table_len_bytes.is_some_and(|len_bytes| {
+                let vfs = self.vfs.as_ref();
+                self.spares.keep(vfs, &file.path, len_bytes, table_bytes)
+            })
+    }
+
+    fn remove(&self, paths: impl IntoIterator<Item = PathBuf>) {
+        for path in paths {
             // A file that cannot be removed is removed at the next open: no manifest names it.
-            if let Err(error) = self.vfs.remove_file(&file.path) {
-                tracing::warn!(path = %file.path.display(), %error, "cannot remove an obsolete file");
+            if let Err(error) = self.vfs.remove_file(&path) {
+                tracing::warn!(path = %path.display(), %error, "cannot remove an obsolete file");
             }
         }
     }
@@ -227,6 +275,7 @@ impl Drop for Table {
             self.context.discarded.lock().push(Discarded {
                 reader: self.reader.take(),
                 path: table_path(&self.context.directory, self.metadata.file_number),
+                table_len_bytes: Some(self.metadata.file_len_bytes),
             });
         }
     }
@@ -259,6 +308,7 @@ impl Drop for ValueFile {
             self.context.discarded.lock().push(Discarded {
                 reader: None,
                 path: value_path(&self.context.directory, self.file_number),
+                table_len_bytes: None,
             });
         }
     }
@@ -284,6 +334,7 @@ pub(crate) fn read_large_value(context: &TableContext, reference: &[u8]) -> Resu
 #[cfg(all(test, not(loom)))]
 pub(crate) mod tests {
     use super::*;
+    use lightkv_table::{EntryKind, TableWriter};
     use lightkv_vfs::{MemoryVfs, OpenMode};
 
     /// A store's context without tables yet.
@@ -297,6 +348,7 @@ pub(crate) mod tests {
             live: Mutex::default(),
             values: Mutex::default(),
             discarded: Mutex::default(),
+            spares: SpareTables::default(),
         })
     }
 
@@ -336,6 +388,69 @@ pub(crate) mod tests {
 
     const STORE: &str = "/store";
 
+    /// A table written over while a scan reads it would be damaged to the scan.
+    #[test]
+    fn only_a_table_that_nobody_reads_is_kept_to_be_written_over() {
+        for is_read in [false, true] {
+            let files = Files::new(&[]);
+            let context = &files.context;
+            let path = [table_path(Path::new(STORE), 7)];
+            let options = TableOptions {
+                store_identity: context.store_identity,
+                ..context.options
+            };
+            let vfs = context.vfs.clone();
+            let mut writer = TableWriter::create(vfs, &path[0], 7, options).unwrap();
+            writer.add(b"key", 1, EntryKind::Put, b"value").unwrap();
+            writer.finish().unwrap();
+            let table = context.register(TableMetadata {
+                file_number: 7,
+                ..TableMetadata::default()
+            });
+            let reader = TableReader::open(
+                context.vfs.clone(),
+                &path[0],
+                7,
+                options,
+                None,
+                context.shared.clone(),
+            );
+            let reader = Arc::new(reader.unwrap());
+            table.reader.set(reader).unwrap();
+            let scan = is_read.then(|| table.iterator(IteratorOptions::default()).unwrap());
+            drop(table);
+            context.unregister(7, &[]);
+            context.remove_discarded();
+            assert_eq!(files.exist(&path), [!is_read]);
+            assert_eq!(context.spares.take().is_some(), !is_read);
+            if let Some(mut scan) = scan {
+                scan.seek_first().unwrap();
+                assert_eq!(scan.key(), b"key");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_kept_to_be_written_over_goes_when_space_is_wanted_and_at_the_end() {
+        let path = [table_path(Path::new(STORE), 7)];
+        for free in [
+            TableContext::free_discarded,
+            TableContext::remove_all_discarded,
+        ] {
+            for is_kept in [false, true] {
+                let files = Files::new(&path);
+                drop(files.register(7, &[]));
+                files.context.unregister(7, &[]);
+                if is_kept {
+                    files.context.remove_discarded();
+                    assert_eq!(files.exist(&path), [true]);
+                }
+                free(&files.context);
+                assert_eq!(files.exist(&path), [false]);
+            }
+        }
+    }
+
     /// Whoever reads a table last must not have to wait for the file system.
     #[test]
     fn the_last_reader_leaves_the_files_to_the_background() {
@@ -347,7 +462,7 @@ pub(crate) mod tests {
         files.context.remove_discarded();
         drop(reader);
         assert_eq!(files.exist(&paths), [true, true]);
-        files.context.remove_discarded();
+        files.context.free_discarded();
         assert_eq!(files.exist(&paths), [false, false]);
         assert!(files.context.values.lock().is_empty());
     }

@@ -25,6 +25,7 @@ pub(super) struct Events {
     pub(super) table_moves: u64,
     pub(super) range_deletions: u64,
     pub(super) table_drops: u64,
+    pub(super) tables_over_spares: u64,
     /// Times frozen leaves or waiting merges were seen.
     pub(super) pending: u64,
     pub(super) power_losses: u64,
@@ -41,6 +42,7 @@ impl Events {
         self.table_moves += other.table_moves;
         self.range_deletions += other.range_deletions;
         self.table_drops += other.table_drops;
+        self.tables_over_spares += other.tables_over_spares;
         self.pending += other.pending;
         self.power_losses += other.power_losses;
         self.kills += other.kills;
@@ -462,6 +464,7 @@ impl Runner {
             self.events.table_moves += counters.table_moves;
             self.events.range_deletions += counters.range_deletions;
             self.events.table_drops += counters.table_drops;
+            self.events.tables_over_spares += counters.tables_over_spares;
         }
     }
 

@@ -105,6 +105,10 @@ impl Vfs for OvertakingVfs {
         self.inner.hard_link(from, to)
     }
 
+    fn link_count(&self, path: &Path) -> io::Result<u64> {
+        self.inner.link_count(path)
+    }
+
     fn list(&self, path: &Path) -> io::Result<Vec<DirectoryEntry>> {
         self.inner.list(path)
     }

@@ -264,6 +264,8 @@ impl Store {
             self.end_claim(&partition);
             result?;
         }
+        // Whoever compacts wants the space.
+        self.tables.free_discarded();
         Ok(())
     }
 

@@ -29,6 +29,7 @@ use super::manifest::{ManifestEdit, ManifestState};
 use super::partition::{Partition, PartitionTable, View};
 use super::room::{LEAF_ENTRIES_INITIAL, empty_leaf};
 use super::sizes::Sizes;
+use super::spare_tables::SpareTables;
 use super::store::{Store, StoreParts};
 use super::table_list::TableList;
 use super::table_set::TableContext;
@@ -85,6 +86,7 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
         live: Mutex::new(HashMap::new()),
         values: Mutex::default(),
         discarded: Mutex::new(Vec::new()),
+        spares: SpareTables::default(),
     });
     let buffer = media::open_buffer(&state, &sizes, options)?;
     if state.pool_identity != 0 && state.next_file_number == FIRST_FILE_NUMBER {

@@ -1,0 +1,217 @@
+//! Files of tables that nobody reads any more, kept for a moment to be written over.
+//!
+//! To a file that has its blocks already, a file system writes without finding new ones, without noting them in its own
+//! log and without telling the device of those that a removed file frees; and devices are quicker where they have
+//! written before. How much that is: docs/benchmarks.md, "Tables written over".
+//!
+//! INVARIANT: nothing can read a spare file. No durable manifest names it, no reader has it open, and it has no other
+//! name, as that of a checkpoint would be. So what a crash leaves of it is a file that no manifest names, under its
+//! old number or its new one, and the next open removes it; and what an interrupted or lost write leaves of the old table
+//! within the new one does not pass its checksums, which depend on the table's number.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use lightkv_vfs::Vfs;
+use parking_lot::Mutex;
+
+/// Spare files take at most this part of what the tables take.
+const TABLE_BYTES_PART: u64 = 8;
+
+/// They may always take this much, however small the store.
+const BYTES_MIN: u64 = 64 << 10;
+
+/// A store that has made no table for so long has no use for spare files.
+const KEEP_DURATION: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+struct SpareFile {
+    path: PathBuf,
+    len_bytes: u64,
+}
+
+#[derive(Debug)]
+struct Spares {
+    files: Vec<SpareFile>,
+    bytes: u64,
+    /// When one was last kept or taken.
+    used_at: Instant,
+    /// The store is being closed.
+    is_closed: bool,
+}
+
+/// The spare files of one store.
+#[derive(Debug)]
+pub(crate) struct SpareTables(Mutex<Spares>);
+
+impl Default for SpareTables {
+    fn default() -> Self {
+        Self(Mutex::new(Spares {
+            files: Vec::new(),
+            bytes: 0,
+            used_at: Instant::now(),
+            is_closed: false,
+        }))
+    }
+}
+
+impl SpareTables {
+    /// Keeps the file of a table that nobody can read any more, beside live ones of `table_bytes` altogether. False if
+    /// it is to be removed instead.
+    pub(crate) fn keep(
+        &self,
+        vfs: &dyn Vfs,
+        path: &Path,
+        len_bytes: u64,
+        table_bytes: u64,
+    ) -> bool {
+        let bytes_max = (table_bytes / TABLE_BYTES_PART).max(BYTES_MIN);
+        if self.0.lock().bytes + len_bytes > bytes_max {
+            return false;
+        }
+        // Whoever could give it another name holds the table, so the number does not change afterwards. A file system
+        // that does not tell must be taken to have one.
+        if vfs.link_count(path).ok() != Some(1) {
+            return false;
+        }
+        let mut spares = self.0.lock();
+        if spares.is_closed {
+            return false;
+        }
+        spares.bytes += len_bytes;
+        spares.used_at = Instant::now();
+        let path = path.to_path_buf();
+        spares.files.push(SpareFile { path, len_bytes });
+        true
+    }
+
+    /// The longest spare file, which is the caller's from now on.
+    pub(crate) fn take(&self) -> Option<PathBuf> {
+        let mut spares = self.0.lock();
+        let files = spares.files.iter().enumerate();
+        let (at, _) = files.max_by_key(|(_, file)| file.len_bytes)?;
+        let file = spares.files.swap_remove(at);
+        spares.bytes -= file.len_bytes;
+        spares.used_at = Instant::now();
+        Some(file.path)
+    }
+
+    /// What they take, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.lock().bytes
+    }
+
+    /// Gives up all that were not used for a while; the caller removes them.
+    pub(crate) fn give_up_unused(&self) -> Vec<PathBuf> {
+        let mut spares = self.0.lock();
+        if spares.files.is_empty() || spares.used_at.elapsed() < KEEP_DURATION {
+            return Vec::new();
+        }
+        spares.give_up()
+    }
+
+    /// Gives up all: the space is wanted. The caller removes them.
+    pub(crate) fn give_up(&self) -> Vec<PathBuf> {
+        self.0.lock().give_up()
+    }
+
+    /// Gives up all, and keeps none from now on.
+    pub(crate) fn close(&self) -> Vec<PathBuf> {
+        let mut spares = self.0.lock();
+        spares.is_closed = true;
+        spares.give_up()
+    }
+}
+
+impl Spares {
+    fn give_up(&mut self) -> Vec<PathBuf> {
+        self.bytes = 0;
+        let files = std::mem::take(&mut self.files);
+        files.into_iter().map(|file| file.path).collect()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use lightkv_vfs::{MemoryVfs, OpenMode};
+
+    use super::*;
+
+    const TABLE_BYTES: u64 = 100 << 20;
+
+    struct Files {
+        vfs: MemoryVfs,
+        spares: SpareTables,
+    }
+
+    impl Files {
+        fn new() -> Self {
+            let (vfs, spares) = (MemoryVfs::new(), SpareTables::default());
+            Self { vfs, spares }
+        }
+
+        fn keep(&self, name: &str, len_bytes: u64) -> bool {
+            let path = Path::new(name);
+            self.vfs.open(path, OpenMode::CreateNew).unwrap();
+            self.spares.keep(&self.vfs, path, len_bytes, TABLE_BYTES)
+        }
+    }
+
+    #[test]
+    fn the_longest_file_that_was_kept_is_taken_first() {
+        let files = Files::new();
+        assert_eq!(files.spares.take(), None);
+        for (name, len_bytes) in [("a", 2000), ("b", 3000), ("c", 1000)] {
+            assert!(files.keep(name, len_bytes));
+        }
+        assert_eq!(files.spares.bytes(), 6000);
+        for name in ["b", "a", "c"] {
+            assert_eq!(files.spares.take().as_deref(), Some(Path::new(name)));
+        }
+        assert_eq!((files.spares.take(), files.spares.bytes()), (None, 0));
+    }
+
+    #[test]
+    fn they_take_an_eighth_of_the_tables_or_64_kib() {
+        let files = Files::new();
+        assert!(!files.keep("a", TABLE_BYTES / 8 + 1));
+        assert!(files.keep("b", TABLE_BYTES / 8 - 10));
+        assert!(!files.keep("c", 11));
+        assert!(files.keep("d", 10));
+        let small = Files::new();
+        let path = Path::new("a");
+        small.vfs.open(path, OpenMode::CreateNew).unwrap();
+        assert!(!small.spares.keep(&small.vfs, path, (64 << 10) + 1, 1000));
+        assert!(small.spares.keep(&small.vfs, path, 64 << 10, 1000));
+    }
+
+    /// The other name may be that of a checkpoint.
+    #[test]
+    fn a_file_with_another_name_is_not_kept() {
+        let files = Files::new();
+        let (path, other) = (Path::new("a"), Path::new("b"));
+        files.vfs.open(path, OpenMode::CreateNew).unwrap();
+        files.vfs.hard_link(path, other).unwrap();
+        assert!(!files.spares.keep(&files.vfs, path, 10, TABLE_BYTES));
+        files.vfs.remove_file(other).unwrap();
+        assert!(files.spares.keep(&files.vfs, path, 10, TABLE_BYTES));
+        let missing = Path::new("c");
+        assert!(!files.spares.keep(&files.vfs, missing, 10, TABLE_BYTES));
+    }
+
+    #[test]
+    fn files_that_nobody_needs_are_given_up() {
+        let files = Files::new();
+        assert!(files.keep("a", 10));
+        assert!(files.spares.give_up_unused().is_empty());
+        std::thread::sleep(KEEP_DURATION);
+        assert_eq!(files.spares.give_up_unused(), [PathBuf::from("a")]);
+        assert_eq!((files.spares.take(), files.spares.bytes()), (None, 0));
+        assert!(files.keep("b", 10));
+        assert_eq!(files.spares.give_up(), [PathBuf::from("b")]);
+        assert!(files.keep("c", 10));
+        assert_eq!(files.spares.close(), [PathBuf::from("c")]);
+        assert!(!files.keep("d", 10));
+        assert_eq!(files.spares.bytes(), 0);
+    }
+}
