@@ -241,10 +241,21 @@ impl Background {
                 }
             }
         }
-        // Which files are removed now, and not by a later call, must not depend on what other threads of the process do.
-        settle_garbage();
-        store.tables.remove_discarded();
+        self.collect_discarded(&store);
         has_worked
+    }
+
+    /// Removes files of tables that nobody can reach any more, or keeps them to be written over. The caller holds no
+    /// guard.
+    pub(crate) fn collect_discarded(&self, store: &Store) {
+        if self.is_inline() {
+            // Which files are removed or written over now, and not by a later call, must not depend on what other threads
+            // of the process do.
+            settle_garbage();
+        } else {
+            collect_garbage();
+        }
+        store.tables.remove_discarded();
     }
 
     fn next_inline(&self, store: &Store, role: Role) -> Option<Job> {

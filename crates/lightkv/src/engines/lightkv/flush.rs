@@ -24,7 +24,6 @@ use super::key_sketch::KeySketch;
 use super::manifest::{ManifestEdit, PartitionEdit, PartitionTable as ListedTable, TableMetadata};
 use super::partition::{Leaf, Partition, PartitionTable};
 use super::range_deletions::Retention;
-use super::readers::collect_garbage;
 use super::store::Store;
 use super::table_list::TableList;
 use super::table_set::{table_path, value_path};
@@ -91,8 +90,7 @@ impl Store {
         // What remains is space that waits for flushes or for old guards.
         drop(guard);
         self.release_journal()?;
-        collect_garbage();
-        self.tables.remove_discarded();
+        self.background.collect_discarded(self);
         Ok(false)
     }
 
@@ -225,8 +223,7 @@ impl Store {
         drop(leaf);
         self.pacing.flushed(bytes, start.elapsed());
         self.release_journal()?;
-        collect_garbage();
-        self.tables.remove_discarded();
+        self.background.collect_discarded(self);
         // Only now: until its runs are free, the space is still on its way.
         self.frozen_bytes.fetch_sub(bytes, Ordering::Relaxed);
         Ok(())

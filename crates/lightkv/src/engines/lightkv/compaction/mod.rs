@@ -14,7 +14,6 @@ use std::sync::atomic::Ordering;
 
 use super::manifest::TableMetadata;
 use super::partition::{Partition, PartitionTable, Writer};
-use super::readers::collect_garbage;
 use super::store::Store;
 use super::table_list::{TableList, runs};
 use crate::db::KeyRange;
@@ -358,8 +357,7 @@ impl Store {
             let counter = &self.counters.scan_compactions;
             counter.fetch_add(1, Ordering::Relaxed);
         }
-        collect_garbage();
-        self.tables.remove_discarded();
+        self.background.collect_discarded(self);
         Ok(())
     }
 
