@@ -13,14 +13,12 @@ use crate::journal_layout::{
     ENTRY_ALIGNMENT_BYTES, ENTRY_HEADER_LEN_BYTES, EntryHeader, EntrySeed, FILE_HEADER_LEN_BYTES,
     entry_len_bytes, u64_at,
 };
+use crate::position::JournalPosition;
 
 /// Bytes read at once: they stay in a processor's second cache while they are checked and used.
 const WINDOW_LEN_BYTES: usize = 256 << 10;
 /// How far the device is told to read ahead, in one request.
 const READ_AHEAD_BYTES: u64 = 4 << 20;
-
-/// What a search behind a hole passes over at once.
-static ZEROS: [u8; 4 << 10] = [0; 4 << 10];
 
 /// Why a batch ends where it does.
 #[derive(Debug, PartialEq, Eq)]
@@ -73,14 +71,12 @@ impl EntryBatch {
     }
 }
 
-/// A window over one file.
+/// Reads one file.
 #[derive(Debug)]
 pub(crate) struct EntryReader<'a> {
     file: &'a Arc<dyn VfsFile>,
     seed: EntrySeed,
     capacity_bytes: u64,
-    window: Vec<u8>,
-    window_offset: u64,
     /// The device was told to read up to here.
     advised_offset: u64,
 }
@@ -92,44 +88,8 @@ impl<'a> EntryReader<'a> {
             file,
             seed,
             capacity_bytes,
-            window: Vec::new(),
-            window_offset: 0,
             advised_offset: 0,
         }
-    }
-
-    /// Moves the window, unless it already covers the range, which is inside the file.
-    fn load(&mut self, offset: u64, len: usize) -> Result<&[u8]> {
-        let start = offset.wrapping_sub(self.window_offset);
-        let is_covered = offset >= self.window_offset
-            && start
-                .checked_add(len as u64)
-                .is_some_and(|end| end <= self.window.len() as u64);
-        if !is_covered {
-            let rest_len = self.capacity_bytes.saturating_sub(offset);
-            let window_len = rest_len.min(len.max(WINDOW_LEN_BYTES) as u64) as usize;
-            self.window.resize(window_len, 0);
-            self.window_offset = offset;
-            let outcome = self.file.read_exact_at(&mut self.window, offset);
-            if outcome.is_err() {
-                self.window.clear();
-            }
-            outcome.map_err(|error| JournalError::io(self.file.path(), "read", error))?;
-        }
-        let start = (offset - self.window_offset) as usize;
-        Ok(&self.window[start..start + len])
-    }
-
-    /// The intact header at an offset, if there is one.
-    fn header(&mut self, offset: u64) -> Result<Option<EntryHeader>> {
-        let header_end = offset.saturating_add(ENTRY_HEADER_LEN_BYTES as u64);
-        if offset < FILE_HEADER_LEN_BYTES as u64 || header_end > self.capacity_bytes {
-            return Ok(None);
-        }
-        let (seed, capacity_bytes) = (self.seed, self.capacity_bytes);
-        let mut bytes = [0; ENTRY_HEADER_LEN_BYTES];
-        bytes.copy_from_slice(self.load(offset, ENTRY_HEADER_LEN_BYTES)?);
-        Ok(EntryHeader::decode(&bytes, seed, offset, capacity_bytes))
     }
 
     /// Whether the first thing in the file is the header of an entry.
@@ -244,41 +204,53 @@ impl<'a> EntryReader<'a> {
         }
     }
 
-    /// Searches behind a hole for the header of any entry of this use of the file, and gives the
-    /// highest synced position that one of them remembers.
-    pub(crate) fn highest_synced_after(&mut self, offset: u64) -> Result<Option<u64>> {
+    /// Searches behind a hole for the header of any entry of this use of the file that remembers a synced position behind
+    /// the hole, and gives the highest of these. `generation` is that of the file.
+    pub(crate) fn highest_synced_after(
+        &self,
+        generation: u64,
+        start_offset: u64,
+        hole: JournalPosition,
+    ) -> Result<Option<JournalPosition>> {
         let mut highest = None;
-        let mut offset = offset.next_multiple_of(ENTRY_ALIGNMENT_BYTES as u64);
-        let mut known_offset = offset;
-        while offset + ENTRY_HEADER_LEN_BYTES as u64 <= self.capacity_bytes {
-            if offset >= known_offset {
-                // Most of what lies behind a hole was never written, and need not be read.
-                let data = self.file.next_data(offset);
-                match data.map_err(|error| JournalError::io(self.file.path(), "seek", error))? {
-                    None => break,
-                    // A header may begin in the zeros before the data and end in it.
-                    Some(data) if data > offset + ENTRY_HEADER_LEN_BYTES as u64 => {
-                        offset = (data - ENTRY_HEADER_LEN_BYTES as u64)
-                            .next_multiple_of(ENTRY_ALIGNMENT_BYTES as u64);
-                    }
-                    Some(_) => {}
+        let mut window = Vec::new();
+        let mut offset = start_offset.next_multiple_of(ENTRY_ALIGNMENT_BYTES as u64);
+        loop {
+            // Most of what lies behind a hole was never written, and need not be read.
+            let data = self.file.next_data(offset);
+            match data.map_err(|error| JournalError::io(self.file.path(), "seek", error))? {
+                None => break,
+                // A header may begin in the zeros before the data and end in it.
+                Some(data) if data > offset + ENTRY_HEADER_LEN_BYTES as u64 => {
+                    offset = (data - ENTRY_HEADER_LEN_BYTES as u64)
+                        .next_multiple_of(ENTRY_ALIGNMENT_BYTES as u64);
                 }
-                known_offset = offset + WINDOW_LEN_BYTES as u64;
-                continue;
+                Some(_) => {}
             }
-            let rest_len = (self.capacity_bytes - offset).min(ZEROS.len() as u64) as usize;
-            if *self.load(offset, rest_len)? == ZEROS[..rest_len]
-                && rest_len >= ENTRY_HEADER_LEN_BYTES
-            {
-                // A header is never all zeros, but one may begin in the last of them.
-                offset += (rest_len - ENTRY_HEADER_LEN_BYTES + 1)
-                    .next_multiple_of(ENTRY_ALIGNMENT_BYTES) as u64;
-                continue;
+            let rest_len = self.capacity_bytes.saturating_sub(offset);
+            if rest_len < ENTRY_HEADER_LEN_BYTES as u64 {
+                break;
             }
-            if let Some(header) = self.header(offset)? {
-                highest = highest.max(Some(header.synced.to_u64()));
+            window.resize(rest_len.min(WINDOW_LEN_BYTES as u64) as usize, 0);
+            self.file
+                .read_exact_at(&mut window, offset)
+                .map_err(|error| JournalError::io(self.file.path(), "read", error))?;
+            let headers = window
+                .windows(ENTRY_HEADER_LEN_BYTES)
+                .step_by(ENTRY_ALIGNMENT_BYTES)
+                .filter_map(<[u8]>::first_chunk);
+            for bytes in headers {
+                // Every eighth byte may begin a header, and hardly one does. An entry remembers a place before itself, so
+                // one comparison rules out nearly all that are none, zeros among them, and those that do not matter.
+                let synced = EntryHeader::synced_in(bytes);
+                if synced > hole
+                    && synced <= JournalPosition::known(generation, offset)
+                    && EntryHeader::decode(bytes, self.seed, offset, self.capacity_bytes).is_some()
+                {
+                    highest = highest.max(Some(synced));
+                }
+                offset += ENTRY_ALIGNMENT_BYTES as u64;
             }
-            offset += ENTRY_ALIGNMENT_BYTES as u64;
         }
         Ok(highest)
     }

@@ -177,6 +177,12 @@ impl EntryHeader {
         header
     }
 
+    /// What the bytes say is the synced position, header or not.
+    #[inline]
+    pub(crate) fn synced_in(bytes: &[u8; ENTRY_HEADER_LEN_BYTES]) -> JournalPosition {
+        JournalPosition::from_u64(u64_at(bytes, 24))
+    }
+
     /// Whether all of its sequence numbers are numbers.
     fn has_possible_numbers(&self) -> bool {
         self.first_sequence
@@ -199,10 +205,9 @@ impl EntryHeader {
             payload_crc: u32_at(bytes, 8),
             sequence_count: u32_at(bytes, 12),
             first_sequence: u64_at(bytes, 16),
-            synced: JournalPosition::from_u64(u64_at(bytes, 24)),
+            synced: EntryHeader::synced_in(bytes),
         };
-        // The cheap checks first: recovery tries this at every eighth byte behind a hole. They also
-        // refuse zeros, which could match the checksum by chance.
+        // Refuses zeros, too, which could match the checksum by chance.
         let is_well_formed = if header.is_seal {
             header.payload_len as usize == SEAL_PAYLOAD_LEN_BYTES && header.sequence_count == 0
         } else {

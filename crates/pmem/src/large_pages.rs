@@ -3,32 +3,42 @@
 //! Where the memory is there, one large page takes a quarter of the time of its 512 small ones, and reads miss the
 //! processor's translations less. But in a guest whose host takes free memory back, the first touch of a large page may
 //! take ten times as long as those of small ones, which are what the kernel was given back last. Neither is known beforehand, and
-//! either may change; a single slow page may be nothing but a busy host. So large pages are tried, left alone for a while after
-//! each one that was slow, twice as long each time, and tried again.
+//! either may change, also from page to page. So both are timed, and what has taken less lately is used. Large pages that lose
+//! are left alone for a while, twice as long each time, and tried again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::map::LARGE_PAGE_BYTES;
 
-/// A large page that takes longer went below 1.3 GB/s; small pages do better than that nearly everywhere.
-const SLOW: Duration = Duration::from_micros(1_500);
-/// So much is faulted in with small pages after the first slow one.
+/// What the small pages in the place of a large one take before any were timed: 1.3 GB/s, which is less than
+/// nearly everywhere.
+const SMALL_PAGES_ASSUMED: Duration = Duration::from_micros(1_500);
+/// What a large page takes before one was timed: a few that are slow shall be enough to tell.
+const LARGE_PAGE_ASSUMED: Duration = Duration::from_micros(1_000);
+/// So much is faulted in with small pages after large ones have lost for the first time.
 const PAUSE_BYTES_MIN: u64 = 32 << 20;
+/// Of each mean, the latest time makes one part of so many. One that is slow among eight that are not is nothing.
+const MEAN_PARTS: u64 = 8;
 
-/// What was learnt of large pages while a range was faulted in from its beginning. Relaxed everywhere: threads that see old values
+/// What was learnt of pages while a range was faulted in from its beginning. Relaxed everywhere: threads that see old values
 /// try once more or once less.
 #[derive(Debug)]
 pub(crate) struct LargePages {
+    /// Mean times of a large page, and of as much memory in small ones.
+    large_ns: AtomicU64,
+    small_ns: AtomicU64,
     /// From here on they are tried again.
     resume_offset: AtomicU64,
-    /// How long they are left alone when the next one is slow.
+    /// How long they are left alone when they lose next.
     pause_bytes: AtomicU64,
 }
 
 impl LargePages {
     pub(crate) fn new() -> Self {
         Self {
+            large_ns: AtomicU64::new(LARGE_PAGE_ASSUMED.as_nanos() as u64),
+            small_ns: AtomicU64::new(SMALL_PAGES_ASSUMED.as_nanos() as u64),
             resume_offset: AtomicU64::new(0),
             pause_bytes: AtomicU64::new(PAUSE_BYTES_MIN),
         }
@@ -39,9 +49,15 @@ impl LargePages {
         offset >= self.resume_offset.load(Ordering::Relaxed)
     }
 
+    /// Takes note of how long small pages of as much memory as a large one took.
+    pub(crate) fn small_took(&self, time: Duration) {
+        note_time(&self.small_ns, time);
+    }
+
     /// Takes note of how long the large page at `offset` took.
     pub(crate) fn took(&self, offset: u64, time: Duration) {
-        if time <= SLOW {
+        let small_ns = self.small_ns.load(Ordering::Relaxed);
+        if note_time(&self.large_ns, time) <= small_ns {
             self.pause_bytes.store(PAUSE_BYTES_MIN, Ordering::Relaxed);
             return;
         }
@@ -51,20 +67,37 @@ impl LargePages {
             .fetch_max(resume_offset, Ordering::Relaxed);
         self.pause_bytes
             .store(pause_bytes.saturating_mul(2), Ordering::Relaxed);
+        // The next one alone decides.
+        self.large_ns.store(small_ns, Ordering::Relaxed);
     }
+}
+
+/// Moves a mean towards the latest time, and gives it.
+fn note_time(mean_ns: &AtomicU64, time: Duration) -> u64 {
+    let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX) / MEAN_PARTS;
+    let before_ns = mean_ns.load(Ordering::Relaxed);
+    let after_ns = (before_ns - before_ns / MEAN_PARTS).saturating_add(time_ns);
+    mean_ns.store(after_ns, Ordering::Relaxed);
+    after_ns
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Faults a range in and tells how many large pages were tried.
+    const FAST: Duration = Duration::from_micros(230);
+    const SLOW: Duration = Duration::from_micros(2_600);
+    const SMALL: Duration = Duration::from_micros(900);
+
+    /// Faults a range in and tells which large pages were tried.
     fn tried(pages: &LargePages, range_bytes: u64, time: impl Fn(u64) -> Duration) -> Vec<u64> {
         let offsets = (0..range_bytes).step_by(LARGE_PAGE_BYTES as usize);
         let wanted = offsets.filter(|&offset| {
             let is_wanted = pages.are_wanted(offset);
             if is_wanted {
                 pages.took(offset, time(offset));
+            } else {
+                pages.small_took(SMALL);
             }
             is_wanted
         });
@@ -73,19 +106,48 @@ mod tests {
 
     #[test]
     fn where_they_are_slow_they_are_tried_less_and_less() {
-        let tried = tried(&LargePages::new(), 4 << 30, |_| SLOW * 5);
+        let tried = tried(&LargePages::new(), 4 << 30, |_| SLOW);
         let mebibytes: Vec<u64> = tried.iter().map(|offset| offset >> 20).collect();
-        assert_eq!(mebibytes, [0, 34, 100, 230, 488, 1002, 2028, 4078]);
+        assert_eq!(mebibytes, [0, 2, 4, 38, 104, 234, 492, 1006, 2032, 4082]);
     }
 
     #[test]
-    fn a_slow_one_among_many_costs_a_pause_each_time() {
-        const HICCUP: u64 = 100 << 20;
-        let is_slow = |offset: u64| offset.is_multiple_of(HICCUP) && offset > 0;
-        let time = |offset| if is_slow(offset) { SLOW * 2 } else { SLOW };
-        let range_bytes = 10 * HICCUP;
+    fn a_slow_one_among_many_that_are_not_changes_nothing() {
+        let is_slow = |offset: u64| (offset / LARGE_PAGE_BYTES).is_multiple_of(10);
+        let time = |offset| if is_slow(offset) { SLOW } else { FAST };
+        let range_bytes = 1 << 30;
         let tried = tried(&LargePages::new(), range_bytes, time);
-        let skipped = range_bytes / LARGE_PAGE_BYTES - tried.len() as u64;
-        assert_eq!(skipped, 9 * PAUSE_BYTES_MIN / LARGE_PAGE_BYTES);
+        assert_eq!(tried.len() as u64, range_bytes / LARGE_PAGE_BYTES);
+    }
+
+    /// Slower than what small pages were assumed to be, and faster than they are.
+    #[test]
+    fn what_small_pages_take_is_compared_and_not_assumed() {
+        let pages = LargePages::new();
+        for _ in 0..100 {
+            pages.small_took(2 * SLOW);
+        }
+        let tried = tried(&pages, 1 << 30, |_| SLOW);
+        assert_eq!(tried.len() as u64, (1 << 30) / LARGE_PAGE_BYTES);
+    }
+
+    #[test]
+    fn when_they_become_fast_they_are_used_again() {
+        let pages = LargePages::new();
+        let first = tried(&pages, 64 << 20, |_| SLOW);
+        assert_eq!(first.len(), 4);
+        let offsets = (64 << 20..1 << 30).step_by(LARGE_PAGE_BYTES as usize);
+        let later = offsets.filter(|&offset| {
+            let is_wanted = pages.are_wanted(offset);
+            if is_wanted {
+                pages.took(offset, FAST);
+            }
+            is_wanted
+        });
+        // All after the pause, which began at the last slow one.
+        assert_eq!(
+            later.count() as u64,
+            ((1 << 30) - (104 << 20)) / LARGE_PAGE_BYTES
+        );
     }
 }

@@ -559,15 +559,18 @@ impl Pool {
                     extent.touch(offset, offset + len_bytes);
                 }
             }
+            let started = Instant::now();
             if len_bytes == LARGE_PAGE_BYTES && self.large_pages.are_wanted(offset) {
                 self.mapping.prefer_large_pages(offset, len_bytes);
-                let started = Instant::now();
                 self.mapping.populate(offset, len_bytes, LARGE_PAGE_BYTES);
                 self.large_pages.took(offset, started.elapsed());
             } else {
                 // They take long enough for other threads to miss the lock: a few at a time.
                 self.mapping
                     .populate(offset, len_bytes, POPULATE_PART_BYTES);
+                if len_bytes == LARGE_PAGE_BYTES {
+                    self.large_pages.small_took(started.elapsed());
+                }
             }
         }
     }

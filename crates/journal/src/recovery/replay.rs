@@ -292,14 +292,10 @@ impl Walk<'_> {
             };
             let capacity_bytes = known.header.capacity_bytes.min(known.len_bytes);
             let seed = EntrySeed::new(recovered.store_identity, file_generation);
-            let mut reader = EntryReader::new(&known.file, seed, capacity_bytes);
-            let in_file = reader.highest_synced_after(start)?;
-            let staged = recovered.highest_staged_after(file_generation, start)?;
-            let Some(synced) = in_file.max(staged) else {
-                continue;
-            };
-            let synced = JournalPosition::from_u64(synced);
-            if synced > hole {
+            let reader = EntryReader::new(&known.file, seed, capacity_bytes);
+            let in_file = reader.highest_synced_after(file_generation, start, hole)?;
+            let staged = recovered.highest_staged_after(file_generation, start, hole)?;
+            if let Some(synced) = in_file.max(staged) {
                 let path = match recovered.files.get(&generation) {
                     Some(known) => known.file.path(),
                     None => &recovered.directory,

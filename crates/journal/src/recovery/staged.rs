@@ -6,7 +6,8 @@ use super::{KnownFile, KnownStaging, Recovered};
 use crate::entry_reader::{BatchEnd, EntryBatch, EntryReader};
 use crate::error::{JournalError, Result};
 use crate::file_pool::mark_sync_failed;
-use crate::journal_layout::{EntrySeed, SEAL_LEN_BYTES};
+use crate::journal_layout::{EntrySeed, FILE_LEN_MAX_BYTES, SEAL_LEN_BYTES};
+use crate::position::JournalPosition;
 
 /// Bytes copied at once.
 const COPY_BYTES: u64 = 256 << 10;
@@ -78,14 +79,21 @@ impl Recovered {
             .map_err(|error| JournalError::io(path, "sync", error))
     }
 
-    /// The highest synced position that an entry of a generation remembers that stands in staging at or behind an offset.
-    pub(super) fn highest_staged_after(&self, generation: u64, offset: u64) -> Result<Option<u64>> {
+    /// The highest synced position behind a hole that an entry of a generation remembers that stands in staging at or behind
+    /// an offset.
+    pub(super) fn highest_staged_after(
+        &self,
+        generation: u64,
+        offset: u64,
+        hole: JournalPosition,
+    ) -> Result<Option<JournalPosition>> {
         let mut highest = None;
         for staging in &self.stagings {
             if staging.generation.is_none_or(|own| own == generation) {
                 let seed = EntrySeed::new(self.store_identity, generation);
-                let mut reader = EntryReader::new(&staging.file, seed, staging.len_bytes);
-                highest = highest.max(reader.highest_synced_after(offset)?);
+                let capacity_bytes = staging.len_bytes.min(FILE_LEN_MAX_BYTES);
+                let reader = EntryReader::new(&staging.file, seed, capacity_bytes);
+                highest = highest.max(reader.highest_synced_after(generation, offset, hole)?);
             }
         }
         Ok(highest)
