@@ -176,7 +176,7 @@ impl TableWriter {
     ///
     /// The table takes the place of a `spare_file` if there is one, whose name it gets at once: a file of the same
     /// directory that nobody can read any more, and without another name. What it holds from then on is unknown until
-    /// the table is finished. If it is not there any more, or cannot be renamed, the file is a new one.
+    /// the table is finished. If it is not there any more, or cannot be renamed, the file is a new one, and it is removed.
     pub fn create_shared(
         vfs: Arc<dyn Vfs>,
         path: impl AsRef<Path>,
@@ -746,7 +746,12 @@ impl TableWriter {
 /// Gives a spare file the name of a new table. If that was not possible, a new file can be tried.
 fn take_over(vfs: &dyn Vfs, spare_file: &Path, path: &Path) -> bool {
     // A rename would replace what has the name.
-    matches!(vfs.exists(path), Ok(false)) && vfs.rename(spare_file, path).is_ok()
+    let is_taken = matches!(vfs.exists(path), Ok(false)) && vfs.rename(spare_file, path).is_ok();
+    if !is_taken {
+        // Nobody else knows of it, and on a full disk it is room for the new one. Otherwise the next open removes it.
+        let _ = vfs.remove_file(spare_file);
+    }
+    is_taken
 }
 
 /// An empty buffer with room for a chunk, as far as the first aligned place of its memory.

@@ -497,7 +497,34 @@ fn a_spare_file_never_replaces_a_table() {
         .unwrap()
         .verify()
         .unwrap();
-    assert!(vfs.exists(spare).unwrap());
+}
+
+/// A full disk may refuse the rename: the room that the spare file takes is then the only one.
+#[test]
+fn a_spare_file_that_cannot_be_renamed_makes_room_for_a_new_one() {
+    let memory = MemoryVfs::new();
+    memory.create_directory(Path::new("store")).unwrap();
+    let vfs: Arc<dyn Vfs> = Arc::new(memory.clone());
+    let spare = Path::new("store/7.table");
+    let file = vfs.open(spare, lightkv_vfs::OpenMode::CreateNew).unwrap();
+    file.allocate(1 << 20).unwrap();
+    drop(file);
+    memory.set_capacity_bytes(Some(1 << 20));
+    memory.inject(Fault {
+        operation: Operation::Rename,
+        kind: FaultKind::NoSpace,
+        after_calls: 0,
+        permanent: true,
+        path_contains: None,
+    });
+    let (over, stores) = (Arc::clone(&vfs), shared());
+    let mut writer =
+        TableWriter::create_shared(over, path(), TABLE_ID, options(), stores, Some(spare)).unwrap();
+    writer.add(b"key", 1, EntryKind::Put, b"value").unwrap();
+    writer.finish().unwrap();
+    assert_eq!(vfs.list(Path::new("store")).unwrap().len(), 1);
+    let table = open_with(&vfs, TABLE_ID, options()).unwrap();
+    table.verify().unwrap();
 }
 
 #[test]

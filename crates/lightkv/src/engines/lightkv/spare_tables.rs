@@ -66,7 +66,8 @@ impl SpareTables {
         table_bytes: u64,
     ) -> bool {
         let bytes_max = (table_bytes / TABLE_BYTES_PART).max(BYTES_MIN);
-        if self.0.lock().bytes + len_bytes > bytes_max {
+        let has_room = |spares: &Spares| !spares.is_closed && spares.bytes + len_bytes <= bytes_max;
+        if !has_room(&self.0.lock()) {
             return false;
         }
         // Whoever could give it another name holds the table, so the number does not change afterwards. A file system
@@ -75,7 +76,8 @@ impl SpareTables {
             return false;
         }
         let mut spares = self.0.lock();
-        if spares.is_closed {
+        // Other threads may have kept files meanwhile, or the store is being closed.
+        if !has_room(&spares) {
             return false;
         }
         spares.bytes += len_bytes;
