@@ -20,13 +20,14 @@ use crate::life::{contents_of, makes_safe, perform};
 use crate::operation::Operation;
 
 /// Every call that can fail.
-const CALLS: [FileOperation; 14] = [
+const CALLS: [FileOperation; 15] = [
     FileOperation::Open,
     FileOperation::Read,
     FileOperation::Write,
     FileOperation::Allocate,
     FileOperation::SetLen,
     FileOperation::SyncData,
+    FileOperation::CheckWriteback,
     FileOperation::SyncDirectory,
     FileOperation::Rename,
     FileOperation::Remove,

@@ -46,7 +46,7 @@ use crate::error::{JournalError, Result};
 use crate::journal_layout::FileHeader;
 use crate::mapped::MappedFile;
 use crate::position::JournalPosition;
-use crate::staging::{STAGING_FILES_MAX, StagedFile, StagingFile, staging_name};
+use crate::staging::{STAGING_FILES_MAX, StagedFile, StagingFile, WriteOutError, staging_name};
 
 /// An open journal file.
 #[derive(Debug)]
@@ -236,6 +236,17 @@ impl FilePool {
         });
     }
 
+    /// The error of entries that did not reach their journal file; the end of all acknowledgements if staging may have lost them.
+    pub(crate) fn write_out_error(&self, path: &Path, error: WriteOutError) -> JournalError {
+        match error {
+            WriteOutError::Write(error) => JournalError::io(path, "write", error),
+            WriteOutError::Lost(error) => {
+                self.poison(path, "write back the staging of", &error);
+                self.poisoned_error()
+            }
+        }
+    }
+
     /// Lets the thread prepare the next `files`, as far as it has not yet.
     pub(crate) fn want_prepared(&self, files: usize, syncs_often: bool) {
         let mut state = self.state.lock();
@@ -320,7 +331,11 @@ impl FilePool {
                 .allocate(self.settings.file_bytes)
                 .map_err(|error| JournalError::io(&path, "allocate", error))
                 .and_then(|()| map(&file, self.settings.file_bytes))
-                .map(|mapping| StagingFile { number, mapping });
+                .map(|mapping| StagingFile {
+                    number,
+                    file,
+                    mapping,
+                });
             if staging.is_err() {
                 // Best effort: it is made anew the next time.
                 let _ = vfs.remove_file(&path);
@@ -575,7 +590,7 @@ impl FilePool {
             Ok(None) => {}
             Ok(Some(staging)) => state.stagings.push(staging),
             Err((range, error)) => {
-                let failure = JournalError::io(range.file.path(), "write", error);
+                let failure = self.write_out_error(range.file.path(), error);
                 state.write_failure = Some(failure);
                 state.outgoing.push_front(range);
             }
@@ -627,9 +642,7 @@ impl FilePool {
 impl OutgoingRange {
     /// Writes it out, if it is in staging, and has the kernel write it back. Gives the staging file if it is free now, and
     /// the range if that has failed.
-    fn write(
-        mut self,
-    ) -> std::result::Result<Option<StagingFile>, (OutgoingRange, std::io::Error)> {
+    fn write(mut self) -> std::result::Result<Option<StagingFile>, (OutgoingRange, WriteOutError)> {
         let mut freed = None;
         if let Some(staged) = &self.staged {
             let outcome = match self.ends_staging.take() {

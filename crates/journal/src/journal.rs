@@ -494,7 +494,7 @@ impl Journal {
     /// [`JournalError::NoSpace`] and [`JournalError::Io`] if entries cannot be written to their file; they are as safe as
     /// before, and a later sync may succeed.
     ///
-    /// [`JournalError::Poisoned`] if this or any earlier sync failed. It is unknown then which of the
+    /// [`JournalError::Poisoned`] if this or any earlier sync failed, or the system's own writing back of staging. It is unknown then which of the
     /// entries after [`Journal::synced_position`] are durable, and nothing more is accepted until the
     /// journal is opened again.
     pub fn sync(&self, up_to: JournalPosition) -> Result<()> {
@@ -531,12 +531,12 @@ impl Journal {
         };
         for unsynced in &files {
             let path = unsynced.file.path();
-            // Not poison: staging has what could not be written, and it can be written later.
-            unsynced
-                .staged
-                .as_ref()
-                .map_or(Ok(()), |staged| staged.write_out(unsynced.end_offset))
-                .map_err(|error| JournalError::io(path, "write", error))?;
+            // A failed write is no poison: staging has what could not be written, and it can be written later.
+            if let Some(staged) = &unsynced.staged {
+                staged
+                    .write_out(unsynced.end_offset)
+                    .map_err(|error| self.pool.write_out_error(path, error))?;
+            }
             if let Err(error) = unsynced.file.sync_data() {
                 self.pool.poison(path, "sync", &error);
                 return Err(self.pool.poisoned_error());

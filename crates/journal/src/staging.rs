@@ -21,6 +21,9 @@
 //!   [`StagedFile::abandon`], and its next generation is its own.
 //! - *Writing out fails*, for the disk is full: nothing was promised about the journal file yet. The staging file keeps what it
 //!   has, and it is tried again, by whoever needs it to succeed.
+//! - *The system cannot write a staging file back*, which it does now and then unasked. Such a page is clean, and when its memory
+//!   is wanted it is dropped; who reads it then reads what it was before. So after each copy the system is asked
+//!   ([`VfsFile::check_writeback`]), and a failure ends all acknowledgements, as that of a sync does.
 
 use std::io;
 use std::sync::Arc;
@@ -49,6 +52,8 @@ pub(crate) fn staging_number(name: &str) -> Option<usize> {
 #[derive(Debug)]
 pub(crate) struct StagingFile {
     pub(crate) number: usize,
+    /// Open as long as it is mapped: it tells if the system could not write it back.
+    pub(crate) file: Arc<dyn VfsFile>,
     pub(crate) mapping: Arc<dyn Mapping>,
 }
 
@@ -56,16 +61,18 @@ impl StagingFile {
     /// Begins its use for a journal file: who stores the entries, and what writes them out.
     pub(crate) fn begin(
         self,
-        file: Arc<dyn VfsFile>,
+        journal_file: Arc<dyn VfsFile>,
         header: &FileHeader,
     ) -> (MappedFile, Arc<StagedFile>) {
         let (mapped, entries) = MappedFile::split(self.mapping, &header.encode());
         let staged = StagedFile {
-            file,
+            journal_file,
             number: self.number,
+            staging_file: self.file,
             unwritten: Mutex::new(Unwritten {
                 offset: FILE_HEADER_LEN_BYTES as u64,
                 entries: Some(entries),
+                is_lost: false,
             }),
         };
         (mapped, Arc::new(staged))
@@ -75,9 +82,10 @@ impl StagingFile {
 /// A journal file whose entries are in staging first.
 #[derive(Debug)]
 pub(crate) struct StagedFile {
-    file: Arc<dyn VfsFile>,
+    journal_file: Arc<dyn VfsFile>,
     /// Of the staging file.
     number: usize,
+    staging_file: Arc<dyn VfsFile>,
     /// Held while it is written out: by the thread of the file pool, or by who needs a sync.
     unwritten: Mutex<Unwritten>,
 }
@@ -88,19 +96,38 @@ struct Unwritten {
     offset: u64,
     /// `None` once the staging file is free again: then there is nothing left to write.
     entries: Option<StoredEntries>,
+    /// See [`WriteOutError::Lost`].
+    is_lost: bool,
+}
+
+/// Why entries are not in their journal file.
+#[derive(Debug)]
+pub(crate) enum WriteOutError {
+    /// It could not be written; that can be tried again.
+    Write(io::Error),
+    /// What was read from the staging file may not be what was stored there. For good: the system tells it once.
+    Lost(io::Error),
 }
 
 impl StagedFile {
-    /// Writes the entries before an offset to the journal file, as far as they are not there yet. After an error it can be
-    /// tried again.
-    pub(crate) fn write_out(&self, end_offset: u64) -> io::Result<()> {
+    /// Writes the entries before an offset to the journal file, as far as they are not there yet.
+    pub(crate) fn write_out(&self, end_offset: u64) -> Result<(), WriteOutError> {
         let mut unwritten = self.unwritten.lock();
         let start_offset = unwritten.offset;
         if let Some(entries) = &unwritten.entries
             && start_offset < end_offset
         {
-            self.file
-                .write_all_at(entries.bytes(start_offset..end_offset), start_offset)?;
+            if unwritten.is_lost {
+                return Err(WriteOutError::Lost(io::ErrorKind::Other.into()));
+            }
+            self.journal_file
+                .write_all_at(entries.bytes(start_offset..end_offset), start_offset)
+                .map_err(WriteOutError::Write)?;
+            // Afterwards: a page that was dropped before it was read could not be written back before that.
+            if let Err(error) = self.staging_file.check_writeback() {
+                unwritten.is_lost = true;
+                return Err(WriteOutError::Lost(error));
+            }
             unwritten.offset = end_offset;
         }
         Ok(())
@@ -122,7 +149,7 @@ impl StagedFile {
         &self,
         mapped: MappedFile,
         end_offset: u64,
-    ) -> Result<StagingFile, (MappedFile, io::Error)> {
+    ) -> Result<StagingFile, (MappedFile, WriteOutError)> {
         if let Err(error) = self.write_out(end_offset) {
             return Err((mapped, error));
         }
@@ -131,6 +158,7 @@ impl StagedFile {
         let entries = entries.expect("a staging file is given back once");
         Ok(StagingFile {
             number: self.number,
+            file: Arc::clone(&self.staging_file),
             mapping: mapped.join(entries),
         })
     }

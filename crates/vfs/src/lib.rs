@@ -151,6 +151,10 @@ pub trait VfsFile: Debug + Send + Sync {
     fn sync_data(&self) -> io::Result<()>;
     /// Starts writing back a range without waiting for it. A hint; may do nothing.
     fn start_writeback(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Fails, once, if the system could not write something of the file back since this handle was opened: who never syncs a
+    /// file learns of it here only, and pages that were not written are clean, so they may be read anew, as they were before. Waits
+    /// for nothing and syncs nothing. Says nothing where the system cannot tell.
+    fn check_writeback(&self) -> io::Result<()>;
     /// Tells that a range will not be read soon and need not stay in the page cache. A hint.
     fn drop_from_cache(&self, offset: u64, len: u64) -> io::Result<()>;
     /// Tells that a range will be read soon, so that reading it can start at once. A hint.

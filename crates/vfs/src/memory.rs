@@ -459,6 +459,11 @@ impl VfsFile for MemoryFile {
         Ok(())
     }
 
+    fn check_writeback(&self) -> io::Result<()> {
+        let mut state = self.shared.state.lock();
+        state.faults.check(Operation::CheckWriteback, &[&self.path])
+    }
+
     fn drop_from_cache(&self, _offset: u64, _len: u64) -> io::Result<()> {
         let _state = self.shared.state.lock();
         self.node.content.lock().drop_clean();

@@ -290,6 +290,13 @@ impl VfsFile for RealFile {
         }
     }
 
+    fn check_writeback(&self) -> io::Result<()> {
+        match writeback::check(self.file.as_raw_fd()) {
+            Err(error) if is_unsupported(&error) => Ok(()),
+            other => other,
+        }
+    }
+
     fn drop_from_cache(&self, offset: u64, len: u64) -> io::Result<()> {
         // Zero means "to the end of the file" here too.
         let Some(len) = NonZeroU64::new(len) else {
@@ -376,16 +383,29 @@ mod writeback {
     use std::ffi::{c_int, c_uint};
     use std::io;
 
+    const SYNC_FILE_RANGE_WAIT_BEFORE: c_uint = 1;
     const SYNC_FILE_RANGE_WRITE: c_uint = 2;
+    /// Behind every file there is.
+    const NOWHERE_OFFSET: i64 = i64::MAX - 1;
 
     unsafe extern "C" {
         fn sync_file_range(fd: c_int, offset: i64, len: i64, flags: c_uint) -> c_int;
     }
 
     pub(super) fn start(fd: c_int, offset: i64, len: i64) -> io::Result<()> {
+        call(fd, offset, len, SYNC_FILE_RANGE_WRITE)
+    }
+
+    /// Waiting for a range ends with the error that the whole file has met and this descriptor has not told yet. Where there
+    /// are no pages there is nothing to wait for.
+    pub(super) fn check(fd: c_int) -> io::Result<()> {
+        call(fd, NOWHERE_OFFSET, 1, SYNC_FILE_RANGE_WAIT_BEFORE)
+    }
+
+    fn call(fd: c_int, offset: i64, len: i64, flags: c_uint) -> io::Result<()> {
         // SAFETY: The declaration is that of the C library on Linux, where off64_t is i64. The call
         // takes plain numbers and touches no memory of ours; a bad descriptor is an error code.
-        let outcome = unsafe { sync_file_range(fd, offset, len, SYNC_FILE_RANGE_WRITE) };
+        let outcome = unsafe { sync_file_range(fd, offset, len, flags) };
         if outcome == 0 {
             Ok(())
         } else {
@@ -675,6 +695,7 @@ mod tests {
         file.sync_data().unwrap();
         file.start_writeback(0, 8192).unwrap();
         file.start_writeback(0, 0).unwrap();
+        file.check_writeback().unwrap();
         file.drop_from_cache(0, 8192).unwrap();
         file.drop_from_cache(0, 0).unwrap();
     }

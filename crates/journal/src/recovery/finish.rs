@@ -130,6 +130,7 @@ impl Recovered {
                 stagings.push(StagingFile {
                     number: known.number,
                     mapping: map(&known.file, known.len_bytes)?,
+                    file: known.file,
                 });
             } else {
                 self.vfs

@@ -202,3 +202,43 @@ fn a_released_file_that_cannot_be_written_holds_nobody_up() {
     let survivors = replay(&store.vfs.crash_image(0), &store.manifest).unwrap();
     store.check_survivors(&survivors, store.next_sequence, "released");
 }
+
+/// The system writes staging back now and then, unasked. What it could not write it may drop from memory, and nobody's sync
+/// tells: a full thin volume did so to a mapped file of ext4.
+#[test]
+fn staging_that_could_not_be_written_back_ends_all_acknowledgements() {
+    // ENOSPC is no way out either: the bytes are gone.
+    for kind in [FaultKind::Io, FaultKind::NoSpace] {
+        // Noticed by a sync, or by the thread at the end of the file.
+        for is_synced in [true, false] {
+            let mut store = staged_store();
+            let (_, last) = store.entries[&5];
+            let staging = staging_of_first(&store);
+            write_file(&store.vfs, &staging, &[0; 700], last.position.offset());
+            store.vfs.inject(Fault {
+                operation: Operation::CheckWriteback,
+                kind,
+                after_calls: 0,
+                permanent: false,
+                path_contains: Some("staging-".to_string()),
+            });
+            let error = match is_synced {
+                true => store.sync().unwrap_err(),
+                false => (0..1000)
+                    .find_map(|_| store.append(700).err())
+                    .expect("both staging files are full"),
+            };
+            assert!(
+                matches!(error, JournalError::Poisoned { .. }),
+                "{kind:?}, synced {is_synced}: {error:?}"
+            );
+            assert!(matches!(store.sync(), Err(JournalError::Poisoned { .. })));
+            let refused = store.append(1).unwrap_err();
+            assert!(matches!(refused, JournalError::Poisoned { .. }));
+            for seed in 0..4 {
+                let survivors = replay(&store.vfs.crash_image(seed), &store.manifest).unwrap();
+                store.check_survivors(&survivors, store.synced_sequence, "not written back");
+            }
+        }
+    }
+}

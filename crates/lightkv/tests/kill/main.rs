@@ -190,6 +190,15 @@ fn lose_power(file_system: FileSystem) {
 }
 
 #[test]
+fn a_failed_writeback_is_told() {
+    for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
+        if let Err(lack) = power_loss::check_failed_writeback(file_system) {
+            eprintln!("skipped: this machine can make no {file_system:?}: {lack}");
+        }
+    }
+}
+
+#[test]
 fn syncs_reach_the_file_system() {
     for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
         if let Err(lack) = power_loss::check_syncs(file_system) {

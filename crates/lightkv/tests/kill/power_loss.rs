@@ -40,7 +40,7 @@ use crate::setup::{Medium, Setup, Size};
 use crate::{again, only};
 use history::{History, PowerSwitch};
 pub(crate) use volume::FileSystem;
-use volume::Volume;
+use volume::{ThinMemory, Volume};
 
 /// Tells the program that it is the process whose volume loses power, and what to do.
 pub(crate) const TASK_VARIABLE: &str = "LIGHTKV_POWER_LOSS_TASK";
@@ -344,6 +344,36 @@ pub(crate) fn check_syncs(file_system: FileSystem) -> Result<(), String> {
         vfs.sync_directory(&names).is_err(),
         "a sync of names without power"
     );
+    Ok(())
+}
+
+/// What the system could not write back of a mapped file it tells, once, to who asks without a sync.
+pub(crate) fn check_failed_writeback(file_system: FileSystem) -> Result<(), String> {
+    const FILE_BYTES: usize = 1 << 20;
+    let directory = tempfile::tempdir().expect("a directory");
+    let memory = ThinMemory::create(directory.path(), 160 << 20)?;
+    let volume = Volume::create(file_system, memory.path())?;
+    let path = volume.path().join("file");
+    let file = RealVfs
+        .open(&path, OpenMode::CreateNew)
+        .expect("a new file");
+    file.allocate(FILE_BYTES as u64).expect("blocks");
+    file.sync_data().expect("a sync");
+    let mut mapping = file.map(FILE_BYTES, false).expect("a mapping");
+    file.check_writeback().expect("nothing has failed");
+    memory.fill();
+    volume::store(&mut *mapping, FILE_BYTES / 2, 1);
+    file.start_writeback(0, FILE_BYTES as u64)
+        .expect("a request to write back");
+    let start = Instant::now();
+    while file.check_writeback().is_ok() {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "{file_system:?} does not tell"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    file.check_writeback().expect("it is told once");
     Ok(())
 }
 

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use lightkv_vfs::Mapping;
+
 /// The ioctl that ext4 and XFS share, `FS_IOC_SHUTDOWN`: from now on nothing reaches the medium.
 const SHUTDOWN: rustix::ioctl::Opcode = rustix::ioctl::opcode::read::<u32>(b'X', 125);
 /// The file system's own log is written out first: as if the power had gone a moment later.
@@ -133,11 +135,55 @@ impl Volume {
     }
 }
 
+/// Memory of a limited size, in which a volume can run out of blocks that it believes to have.
+#[derive(Debug)]
+pub(crate) struct ThinMemory(PathBuf);
+
+impl ThinMemory {
+    /// Mounts it within a directory. An error says what this machine lacks for that.
+    pub(crate) fn create(directory: &Path, len_bytes: u64) -> Result<Self, String> {
+        let mount_point = directory.join("memory");
+        std::fs::create_dir(&mount_point).expect("a directory to mount at");
+        let mut command = Command::new("mount");
+        let size = format!("size={len_bytes}");
+        execute(
+            command
+                .args(["-t", "tmpfs", "-o", &size, "tmpfs"])
+                .arg(&mount_point),
+        )?;
+        Ok(Self(mount_point))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Takes all that is left of it: writes to new blocks of a volume in it fail from now on.
+    pub(crate) fn fill(&self) {
+        let mut file = File::create(self.0.join("filling")).expect("a file");
+        while std::io::Write::write_all(&mut file, &[1; 4096]).is_ok() {}
+    }
+}
+
+impl Drop for ThinMemory {
+    fn drop(&mut self) {
+        // As below.
+        let _ = execute(Command::new("umount").arg(&self.0));
+    }
+}
+
 impl Drop for Volume {
     fn drop(&mut self) {
         // Not mounted if it was never created wholly; nothing can be done about anything else.
         let _ = self.unmount();
     }
+}
+
+/// Stores to a mapped file.
+pub(crate) fn store(mapping: &mut dyn Mapping, offset: usize, byte: u8) {
+    assert!(offset < mapping.len(), "within the mapping");
+    // SAFETY: By the assertion it is within the mapping, which is this caller's alone.
+    unsafe { mapping.as_ptr().add(offset).write(byte) };
 }
 
 fn execute(command: &mut Command) -> Result<(), String> {
