@@ -1,9 +1,12 @@
 //! Crashes at any moment, also during recovery, again and again.
 
+use lightkv_vfs::{Fault, FaultKind, Operation};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::store::{FILE_BYTES, Manifest, Replayed, Store, file_of, read_file, replay, write_file};
+use crate::store::{
+    FILE_BYTES, Manifest, Replayed, Store, file_of, payload, read_file, replay, write_file,
+};
 
 /// A length that is mostly small, sometimes as long as a file or longer.
 fn random_len(random: &mut StdRng) -> usize {
@@ -240,4 +243,86 @@ fn generations_grow_with_every_recovery() {
         last = generation;
         image = store.vfs.kill_image();
     }
+}
+
+/// Disks that are full for a while, and in the end one whose sync fails: what was acknowledged in between stays, whoever dies next.
+#[test]
+fn failures_that_come_and_go_lose_nothing() {
+    let fault = |random: &mut StdRng| {
+        let operation = match random.random_range(0..4) {
+            0 => Operation::Allocate,
+            1 => Operation::Open,
+            _ => Operation::Write,
+        };
+        Fault {
+            operation,
+            kind: FaultKind::NoSpace,
+            after_calls: random.random_range(0..4),
+            permanent: random.random(),
+            path_contains: None,
+        }
+    };
+    let (mut refused, mut unsynced) = (0, 0);
+    for seed in 0..12 {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut store = Store::create();
+        for life in 0..3 {
+            let context = format!("seed {seed}, life {life}");
+            for _ in 0..random.random_range(20..120) {
+                match random.random_range(0..20) {
+                    0..2 => store.vfs.inject(fault(&mut random)),
+                    2..5 => store.vfs.clear_faults(),
+                    5..7 => unsynced += u32::from(store.sync().is_err()),
+                    7 => {
+                        let sequence =
+                            random.random_range(store.released_sequence..=store.next_sequence);
+                        store.release_below(sequence);
+                    }
+                    _ => {
+                        let len = random_len(&mut random);
+                        refused += u32::from(store.append(len).is_err());
+                    }
+                }
+                if random.random_range(0..8) == 0 {
+                    let survivors = replay(&store.vfs.kill_image(), &store.manifest).unwrap();
+                    store.check_survivors(&survivors, store.next_sequence, &context);
+                    let image = store.vfs.crash_image(random.random());
+                    let survivors = replay(&image, &store.manifest).unwrap();
+                    store.check_survivors(&survivors, store.synced_sequence, &context);
+                }
+            }
+            store.vfs.clear_faults();
+            store.vfs.inject(Fault {
+                operation: Operation::SyncData,
+                kind: FaultKind::Io,
+                after_calls: random.random_range(0..3),
+                permanent: false,
+                path_contains: None,
+            });
+            while store.append(300).is_ok() && store.sync().is_ok() {}
+            store.vfs.clear_faults();
+            // What a process finds after that is as safe as if it had been synced.
+            let image = store.vfs.kill_image();
+            let again = Store::open(image, store.manifest.clone());
+            let found: Replayed = again
+                .entries
+                .iter()
+                .map(|(&sequence, &(len, place))| {
+                    (sequence, place.position, payload(sequence, len))
+                })
+                .collect();
+            store.check_survivors(&found, store.synced_sequence, &context);
+            for _ in 0..3 {
+                let image = again.vfs.crash_image(random.random());
+                assert_eq!(replay(&image, &again.manifest).unwrap(), found, "{context}");
+            }
+            let next_sequence = adopt(&found, &store);
+            let released_sequence = store.released_sequence;
+            store = again;
+            store.next_sequence = store.next_sequence.max(next_sequence);
+            store.synced_sequence = store.next_sequence;
+            store.released_sequence = released_sequence;
+        }
+    }
+    assert!(refused > 8 && unsynced > 4, "{refused}, {unsynced}");
 }
