@@ -27,7 +27,7 @@ mod units;
 
 pub use arena::ByteArena;
 pub use mapped_vec::MappedVec;
-pub use shared_bytes::SharedBytes;
+pub use shared_bytes::{SharedBytes, prefetch};
 
 /// Unit of allocation within a chunk, in bytes: a cache line, so that short strings do not share one.
 pub const UNIT_BYTES: usize = 64;

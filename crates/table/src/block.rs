@@ -3,6 +3,7 @@
 use crate::EntryKind;
 use crate::MAX_KEY_BYTES;
 use crate::block_builder::{RESTART_BYTES, common_prefix_len};
+use crate::block_slots::SlotPlace;
 use crate::error::Damage;
 use crate::table_layout::{BLOCK_LZ4, BLOCK_RAW, ChecksumSeed, MAX_BLOCK_BYTES, read_u32};
 use crate::varint;
@@ -118,8 +119,18 @@ impl PayloadLayout {
 #[derive(Debug)]
 enum BlockBytes {
     /// In the cache's memory.
-    Cached(SharedBytes),
+    Cached(CachedBytes),
     Own(Box<[u8]>),
+}
+
+/// A payload in the cache's memory, with what is in front of it there.
+#[derive(Debug)]
+pub(crate) struct CachedBytes {
+    pub(crate) bytes: SharedBytes,
+    /// Where the payload begins; before it is its index (`entry_index.rs`), if it has one.
+    pub(crate) payload_at: u32,
+    /// Where gets find it beside the cache, if they do.
+    pub(crate) slot: Option<SlotPlace>,
 }
 
 /// A block in memory of its own or in the cache's.
@@ -158,13 +169,13 @@ impl Block {
     }
 
     /// The same payload where the cache has stored it.
-    pub(crate) fn cached(bytes: SharedBytes, layout: PayloadLayout) -> Self {
+    pub(crate) fn cached(bytes: CachedBytes, layout: PayloadLayout) -> Self {
         let bytes = BlockBytes::Cached(bytes);
         Self { bytes, layout }
     }
 
     /// Its memory, if that is the cache's.
-    pub(crate) fn cached_bytes(&self) -> Option<&SharedBytes> {
+    pub(crate) fn cached_bytes(&self) -> Option<&CachedBytes> {
         match &self.bytes {
             BlockBytes::Cached(bytes) => Some(bytes),
             BlockBytes::Own(_) => None,
@@ -176,7 +187,7 @@ impl Block {
     pub(crate) fn payload(&self) -> Payload<'_> {
         Payload {
             bytes: match &self.bytes {
-                BlockBytes::Cached(bytes) => bytes,
+                BlockBytes::Cached(cached) => &cached.bytes[cached.payload_at as usize..],
                 BlockBytes::Own(bytes) => bytes,
             },
             layout: self.layout,
@@ -238,6 +249,11 @@ impl<'a> Payload<'a> {
         &self.bytes[range]
     }
 
+    /// What the sequence numbers of its entries are relative to.
+    pub(crate) fn base_sequence(&self) -> u64 {
+        self.layout.base_sequence
+    }
+
     /// Where the first entry starts.
     pub(crate) fn entries_start(&self) -> usize {
         self.layout.entries_start as usize
@@ -269,6 +285,16 @@ impl<'a> Payload<'a> {
     #[inline]
     pub(crate) fn entry(&self, at: usize) -> Result<RawEntry, Damage> {
         let bytes = &self.bytes[..self.layout.entries_end as usize];
+        Self::entry_of(bytes, at, self.layout.base_sequence)
+    }
+
+    /// The same, given the bytes up to the end of the last entry.
+    #[inline]
+    pub(crate) fn entry_of(
+        bytes: &[u8],
+        at: usize,
+        base_sequence: u64,
+    ) -> Result<RawEntry, Damage> {
         let mut at = at;
         let shared = varint::get(bytes, &mut at)?;
         let suffix_len = varint::get(bytes, &mut at)?;
@@ -288,7 +314,7 @@ impl<'a> Payload<'a> {
             shared: shared as usize,
             suffix: at..suffix_end,
             value: suffix_end..value_end,
-            sequence: self.layout.base_sequence.wrapping_add(distance as u64),
+            sequence: base_sequence.wrapping_add(distance as u64),
             kind: EntryKind::from_number((tag & 3) as u8).ok_or(BAD_ENTRY)?,
         })
     }

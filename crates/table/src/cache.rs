@@ -4,7 +4,8 @@
 //! leaves the record it found, not the block around it: with skewed reads a block of 4 KiB is kept for one
 //! record of it. Blocks come from scans, from the index, and from gets as long as the cache could hold all
 //! tables anyway, because then neighbours cost nothing and save their own reads. Where there is room for both,
-//! gets leave records of cached blocks, too. Of scans, a full cache takes only blocks that were
+//! gets leave records of cached blocks, too; where there is not, blocks that gets leave have an index (`entry_index.rs`) and
+//! are found past this cache (`block_slots.rs`). Of scans, a full cache takes only blocks that were
 //! met before (`doorkeeper.rs`).
 //!
 //! INVARIANTS. Keys name a table and a place or hash in it. Tables never change and their numbers are never
@@ -20,14 +21,14 @@
 //! CONCURRENCY. `quick_cache`: shards with a lock each. Its policy (a clock with a queue for what was seen
 //! once, and a memory of what left it) keeps long scans from washing out what is used repeatedly.
 
-use crate::block::{Block, Payload};
+use crate::block::{Block, CachedBytes, Payload};
+use crate::block_slots::SlotPlace;
 use crate::doorkeeper::Doorkeeper;
 use crate::reader::Found;
 use crate::{EntryKind, hash_key};
 use lightkv_memory::{ByteArena, SharedBytes};
 use parking_lot::Mutex;
-use quick_cache::sync::Cache;
-use quick_cache::{OptionsBuilder, Weighter};
+use quick_cache::{DefaultHashBuilder, Lifecycle, OptionsBuilder, Weighter};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -62,8 +63,38 @@ enum Cached {
 impl Cached {
     fn bytes(&self) -> Option<&SharedBytes> {
         match self {
-            Self::Block(block) => block.cached_bytes(),
+            Self::Block(block) => block.cached_bytes().map(|cached| &cached.bytes),
             Self::Record(record) => Some(record),
+        }
+    }
+
+    /// Called for everything that leaves the cache.
+    fn left(&self) {
+        if let Self::Block(block) = self
+            && let Some(cached) = block.cached_bytes()
+            && let Some(place) = &cached.slot
+        {
+            place.clear();
+        }
+    }
+}
+
+/// The policy, and what happens to what it evicts.
+type Entries = quick_cache::sync::Cache<CacheKey, Cached, ByMemory, DefaultHashBuilder, ClearSlot>;
+
+#[derive(Clone)]
+struct ClearSlot;
+
+impl Lifecycle<CacheKey, Cached> for ClearSlot {
+    /// Entries that are dropped behind the lock of their shard, as the default has it; the first, nearly always the only one, without
+    /// an allocation.
+    type RequestState = (Option<Cached>, Vec<Cached>);
+
+    fn on_evict(&self, evicted: &mut Self::RequestState, _key: CacheKey, cached: Cached) {
+        cached.left();
+        match &mut evicted.0 {
+            first @ None => *first = Some(cached),
+            Some(_) => evicted.1.push(cached),
         }
     }
 }
@@ -130,7 +161,7 @@ fn decode_record(bytes: &[u8], key: &[u8], max_sequence: u64) -> Option<Found> {
 
 /// The cache of one store.
 pub(crate) struct TableCache {
-    entries: Option<Cache<CacheKey, Cached, ByMemory>>,
+    entries: Option<Entries>,
     memory: ByteArena,
     doorkeeper: Doorkeeper,
     /// Relaxed, as all numbers here: limits, which hold a moment later.
@@ -142,6 +173,8 @@ pub(crate) struct TableCache {
     stored: AtomicU64,
     /// Bytes of the tables that are open.
     open_table_bytes: AtomicU64,
+    /// Bytes of their slots ([`crate::block_slots`]).
+    slot_bytes: AtomicU64,
 }
 
 impl TableCache {
@@ -158,6 +191,7 @@ impl TableCache {
             }),
             stored: AtomicU64::new(0),
             open_table_bytes: AtomicU64::new(0),
+            slot_bytes: AtomicU64::new(0),
         }
     }
 
@@ -175,8 +209,10 @@ impl TableCache {
         self.memory.mapped_bytes() + policy_bytes
     }
 
-    fn policy_bytes(&self, entries: &Cache<CacheKey, Cached, ByMemory>) -> u64 {
-        entries.len() as u64 * ENTRY_BYTES + self.doorkeeper.memory_bytes()
+    fn policy_bytes(&self, entries: &Entries) -> u64 {
+        entries.len() as u64 * ENTRY_BYTES
+            + self.doorkeeper.memory_bytes()
+            + self.slot_bytes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn capacity_bytes(&self) -> u64 {
@@ -198,25 +234,25 @@ impl TableCache {
     }
 
     /// Leaves no more chunks than a capacity allows beside the policy.
-    fn give_up_chunks(&self, entries: &Cache<CacheKey, Cached, ByMemory>, capacity_bytes: u64) {
+    fn give_up_chunks(&self, entries: &Entries, capacity_bytes: u64) {
         let policy_bytes = self.policy_bytes(entries);
         if self
             .memory
             .give_up(capacity_bytes.saturating_sub(policy_bytes))
         {
             let stays = |_: &CacheKey, cached: &Cached| {
-                cached.bytes().is_none_or(|bytes| !bytes.is_leaving())
+                let stays = cached.bytes().is_none_or(|bytes| !bytes.is_leaving());
+                if !stays {
+                    cached.left();
+                }
+                stays
             };
             entries.retain(stays);
         }
     }
 
     /// Puts bytes into the cache's memory; `None` if there is no room. Room is made then for those who come later.
-    fn store(
-        &self,
-        entries: &Cache<CacheKey, Cached, ByMemory>,
-        parts: &[&[u8]],
-    ) -> Option<SharedBytes> {
+    fn store(&self, entries: &Entries, parts: &[&[u8]]) -> Option<SharedBytes> {
         let capacity_bytes = self.capacity_bytes.load(Ordering::Relaxed);
         let may_map = |bytes: u64| {
             self.memory_bytes() + bytes + headroom_bytes(capacity_bytes) <= capacity_bytes
@@ -254,6 +290,16 @@ impl TableCache {
             .fetch_sub(file_len_bytes, Ordering::Relaxed);
     }
 
+    /// Notes that a table got slots for its blocks.
+    pub(crate) fn slots_made(&self, slot_bytes: u64) {
+        self.slot_bytes.fetch_add(slot_bytes, Ordering::Relaxed);
+    }
+
+    /// Notes that they are gone.
+    pub(crate) fn slots_gone(&self, slot_bytes: u64) {
+        self.slot_bytes.fetch_sub(slot_bytes, Ordering::Relaxed);
+    }
+
     /// Whether all open tables fit, so that gets should leave whole blocks.
     pub(crate) fn holds_all_tables(&self) -> bool {
         let table_bytes = self.open_table_bytes.load(Ordering::Relaxed);
@@ -283,6 +329,11 @@ impl TableCache {
         }
     }
 
+    /// Lets the policy know of a use.
+    pub(crate) fn touch_block(&self, key: BlockKey) {
+        _ = self.block(key);
+    }
+
     pub(crate) fn has_block(&self, key: BlockKey) -> bool {
         self.entries
             .as_ref()
@@ -293,8 +344,35 @@ impl TableCache {
     pub(crate) fn insert_block(&self, key: BlockKey, payload: Payload<'_>) -> Option<Arc<Block>> {
         let entries = self.entries.as_ref()?;
         let (bytes, layout) = payload.parts();
-        let stored = self.store(entries, &[bytes])?;
-        let block = Arc::new(Block::cached(stored, layout));
+        let cached = CachedBytes {
+            bytes: self.store(entries, &[bytes])?,
+            payload_at: 0,
+            slot: None,
+        };
+        let block = Arc::new(Block::cached(cached, layout));
+        entries.insert(CacheKey::of_block(key), Cached::Block(Arc::clone(&block)));
+        Some(block)
+    }
+
+    /// The same for a block with its index (`entry_index.rs`), which gets find in its slot from now on.
+    pub(crate) fn insert_indexed_block(
+        &self,
+        key: BlockKey,
+        payload: Payload<'_>,
+        index: &[u8],
+        slot: SlotPlace,
+    ) -> Option<Arc<Block>> {
+        let entries = self.entries.as_ref()?;
+        let (bytes, layout) = payload.parts();
+        let stored = self.store(entries, &[index, bytes])?;
+        // In this order: see the invariants of `block_slots.rs`.
+        slot.fill(stored.clone());
+        let cached = CachedBytes {
+            bytes: stored,
+            payload_at: index.len() as u32,
+            slot: Some(slot),
+        };
+        let block = Arc::new(Block::cached(cached, layout));
         entries.insert(CacheKey::of_block(key), Cached::Block(Arc::clone(&block)));
         Some(block)
     }
@@ -310,7 +388,7 @@ impl TableCache {
 
     /// Whether a part of the capacity was not yet needed. Looked at for one block of [`ROOM_LOOK_EVERY`], because it
     /// visits all shards; the others go by what was seen then.
-    fn has_room(&self, hash: u64) -> bool {
+    pub(crate) fn has_room(&self, hash: u64) -> bool {
         // Relaxed: a hint that may be a few blocks old.
         if hash.is_multiple_of(ROOM_LOOK_EVERY) {
             let capacity_bytes = self.capacity_bytes.load(Ordering::Relaxed);
@@ -321,8 +399,10 @@ impl TableCache {
     }
 
     pub(crate) fn forget_block(&self, key: BlockKey) {
-        if let Some(entries) = &self.entries {
-            entries.remove(&CacheKey::of_block(key));
+        if let Some(entries) = &self.entries
+            && let Some((_, cached)) = entries.remove(&CacheKey::of_block(key))
+        {
+            cached.left();
         }
     }
 
@@ -360,19 +440,19 @@ struct Fill {
 }
 
 impl Fill {
-    fn set(&mut self, entries: &Cache<CacheKey, Cached, ByMemory>, bytes: u64) {
+    fn set(&mut self, entries: &Entries, bytes: u64) {
         self.bytes = bytes;
         entries.set_capacity(bytes);
     }
 
     /// Evicts a part: there are too many holes, or long ones are needed.
-    fn lower(&mut self, entries: &Cache<CacheKey, Cached, ByMemory>, capacity_bytes: u64) {
+    fn lower(&mut self, entries: &Entries, capacity_bytes: u64) {
         let kept_bytes = entries.weight().min(self.bytes);
         let lower = kept_bytes.saturating_sub(fill_step_bytes(capacity_bytes));
         self.set(entries, lower.max(capacity_bytes / FILL_PART_MIN));
     }
 
-    fn raise(&mut self, entries: &Cache<CacheKey, Cached, ByMemory>, capacity_bytes: u64) {
+    fn raise(&mut self, entries: &Entries, capacity_bytes: u64) {
         if self.bytes < capacity_bytes {
             let least_bytes = fill_step_bytes(capacity_bytes) / FILL_RAISE_PART;
             let gap_bytes = capacity_bytes - self.bytes;
@@ -399,7 +479,7 @@ fn chunk_bytes(capacity_bytes: u64) -> usize {
     1 << wanted.ilog2()
 }
 
-fn new_entries(capacity_bytes: u64) -> Option<Cache<CacheKey, Cached, ByMemory>> {
+fn new_entries(capacity_bytes: u64) -> Option<Entries> {
     /// Decides how much the policy remembers of what left: too much costs memory, too little hits.
     const TYPICAL_ENTRY_BYTES: u64 = 1024;
     /// A shard must hold some of the largest blocks, or they are never cached.
@@ -418,11 +498,11 @@ fn new_entries(capacity_bytes: u64) -> Option<Cache<CacheKey, Cached, ByMemory>>
         .weight_capacity(capacity_bytes)
         .build()
         .ok()?;
-    Some(Cache::with_options(
+    Some(Entries::with_options(
         options,
         ByMemory,
         Default::default(),
-        Default::default(),
+        ClearSlot,
     ))
 }
 

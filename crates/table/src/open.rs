@@ -15,8 +15,8 @@ use lightkv_memory::MappedVec;
 use lightkv_vfs::{OpenMode, Vfs, VfsFile};
 use std::ops::DerefMut;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
 /// First read when only offsets and properties are wanted; enough for about 8,000 blocks.
 const TAIL_BYTES: u64 = 16 << 10;
@@ -90,6 +90,7 @@ impl TableReader {
             offsets,
             leaf,
             leaf_source,
+            slots: OnceLock::new(),
             obsolete: AtomicBool::new(false),
         };
         if !intact

@@ -8,6 +8,8 @@
 use crate::block::{Block, Lookup, Payload, PayloadLayout, open_stored};
 use crate::block_cursor::BlockCursor;
 use crate::block_offsets::BlockOffsets;
+use crate::block_slots::BlockSlots;
+use crate::entry_index;
 use crate::error::{Damage, Result, TableError};
 use crate::file_handles::HandleSlot;
 use crate::iterator::{IteratorOptions, TableIterator};
@@ -21,8 +23,8 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering as MemoryOrdering};
+use std::sync::{Arc, OnceLock};
 
 /// A thread's buffer for reading single blocks keeps no more memory than this between reads.
 const KEPT_BUFFER_BYTES_MAX: usize = 64 << 10;
@@ -70,6 +72,12 @@ impl InBlock {
     }
 }
 
+/// What a get found in the slot of a block ([`crate::block_slots`]), when it has let go of it.
+enum InSlot {
+    Found(Found),
+    Nothing { is_empty: bool },
+}
+
 /// Where a reader got its leaf from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeafSource {
@@ -99,6 +107,8 @@ pub struct TableReader {
     pub(crate) offsets: BlockOffsets,
     pub(crate) leaf: Leaf,
     pub(crate) leaf_source: LeafSource,
+    /// Made by the first get that caches a block of its own.
+    pub(crate) slots: OnceLock<Arc<BlockSlots>>,
     pub(crate) obsolete: AtomicBool,
 }
 
@@ -192,7 +202,7 @@ impl TableReader {
     ) -> Option<Found> {
         let cache = &self.shared.cache;
         if cache.keeps_only_blocks() {
-            self.get_in_cached_block(probe, key, max_sequence)
+            self.get_in_cached_block(probe, key, hash, max_sequence)
         } else {
             cache.record(self.table_id, hash, key, max_sequence)
         }
@@ -200,15 +210,101 @@ impl TableReader {
 
     /// What the probed block says, if it is cached. `None` also for what only [`TableReader::get_in_blocks`] can tell: whether
     /// the next block has it, and damage.
-    fn get_in_cached_block(&self, probe: Probe, key: &[u8], max_sequence: u64) -> Option<Found> {
+    #[inline]
+    fn get_in_cached_block(
+        &self,
+        probe: Probe,
+        key: &[u8],
+        hash: u64,
+        max_sequence: u64,
+    ) -> Option<Found> {
         let Probe::Block(block) = probe else {
             return None;
         };
+        match self.look_in_slot(block, key, hash, max_sequence) {
+            InSlot::Found(found) => {
+                self.tell_policy(block, hash);
+                Some(found)
+            }
+            InSlot::Nothing { is_empty } => {
+                self.search_cached_block(block, key, hash, max_sequence, is_empty)
+            }
+        }
+    }
+
+    #[inline]
+    fn look_in_slot(&self, block: u32, key: &[u8], hash: u64, max_sequence: u64) -> InSlot {
+        let Some(slots) = self.slots.get() else {
+            return InSlot::Nothing { is_empty: true };
+        };
+        let Some(slot) = slots.get(block) else {
+            // Somebody else is there.
+            return InSlot::Nothing { is_empty: false };
+        };
+        let Some(bytes) = &*slot else {
+            return InSlot::Nothing { is_empty: true };
+        };
+        match entry_index::find(bytes, key, hash, max_sequence) {
+            Some(found) => InSlot::Found(found),
+            None => InSlot::Nothing { is_empty: false },
+        }
+    }
+
+    #[inline(never)]
+    fn search_cached_block(
+        &self,
+        block: u32,
+        key: &[u8],
+        hash: u64,
+        max_sequence: u64,
+        is_slot_empty: bool,
+    ) -> Option<Found> {
         let (offset, _) = self.block_place(block).ok()?;
-        let cached = self.shared.cache.block((self.table_id, offset))?;
+        let cache = &self.shared.cache;
+        let cached = cache.block((self.table_id, offset))?;
         match InBlock::find(cached.payload(), key, max_sequence) {
-            Ok(InBlock::Found(found)) => Some(found),
+            Ok(InBlock::Found(found)) => {
+                // A scan has left the block. A copy takes its place, unless something would have to leave for that.
+                if is_slot_empty && cache.has_room(hash) {
+                    _ = self.keep_indexed(block, offset, cached.payload());
+                }
+                Some(found)
+            }
             Ok(InBlock::TooNew | InBlock::Continues | InBlock::Absent) | Err(_) => None,
+        }
+    }
+
+    /// Caches a block with an index of its entries, if there is room for it.
+    fn keep_indexed(
+        &self,
+        block: u32,
+        offset: u64,
+        payload: Payload<'_>,
+    ) -> Result<Option<Arc<Block>>, Damage> {
+        let hash = |key: &[u8]| (self.hash)(self.options.hash_seed, key);
+        let index = entry_index::build(payload, hash)?;
+        let cache = &self.shared.cache;
+        let slots = self.slots.get_or_init(|| {
+            let slots = BlockSlots::new(self.offsets.blocks());
+            cache.slots_made(slots.memory_bytes());
+            slots
+        });
+        let place = (self.table_id, offset);
+        Ok(cache.insert_indexed_block(place, payload, &index, slots.place(block)))
+    }
+
+    /// Lets the cache's policy know of some of the uses that it did not see. Not while a slot is locked: the policy may wait for that
+    /// itself.
+    #[inline]
+    fn tell_policy(&self, block: u32, hash: u64) {
+        // Some keys at some times: the count goes up with each look-up, so that no key is always passed over.
+        const USES_LOG2: u32 = 4;
+        let mixed =
+            (hash ^ self.shared.counters.leaf_probes.value()).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        if mixed >> (u64::BITS - USES_LOG2) == 0
+            && let Ok((offset, _)) = self.block_place(block)
+        {
+            self.shared.cache.touch_block((self.table_id, offset));
         }
     }
 
@@ -299,7 +395,11 @@ impl TableReader {
             return Ok((found, cache.holds_all_twice()));
         }
         if fill_cache && cache.holds_all_tables() {
-            let loaded = self.read_stored(offset, len, true)?;
+            let loaded = if cache.keeps_only_blocks() {
+                self.read_indexed(block, offset, len)?
+            } else {
+                self.read_stored(offset, len, true)?
+            };
             return Ok((find(loaded.payload()).map_err(damaged)?, false));
         }
         let found = self.with_stored(offset, len, |stored| {
@@ -517,6 +617,20 @@ impl TableReader {
         })
     }
 
+    /// Reads a data block for a get, and caches it so that others find their entries at once.
+    fn read_indexed(&self, block: u32, offset: u64, len: usize) -> Result<Arc<Block>> {
+        self.with_stored(offset, len, |stored| {
+            let mut scratch = Vec::new();
+            let opened = open_stored(stored, self.seed, offset, &mut scratch)?;
+            let layout = PayloadLayout::parse(opened.payload())?;
+            let payload = Payload::new(opened.payload(), layout);
+            match self.keep_indexed(block, offset, payload)? {
+                Some(block) => Ok(block),
+                None => Ok(Arc::new(Block::from_payload(payload))),
+            }
+        })
+    }
+
     /// The block that holds the first entry at or behind (`key`, `sequence`), unless that is the first
     /// of the next block: found by the index section, with `cursor` for scratch.
     pub(crate) fn locate(
@@ -589,6 +703,9 @@ impl Drop for TableReader {
     fn drop(&mut self) {
         self.shared.handles.release(&self.handle);
         self.shared.cache.table_closed(self.footer.file_len);
+        if let Some(slots) = self.slots.get() {
+            self.shared.cache.slots_gone(slots.memory_bytes());
+        }
         let index_bytes = self.resident_index_bytes() as u64;
         self.shared.note_index(index_bytes, 0);
         // Relaxed: see `delete_on_drop`.

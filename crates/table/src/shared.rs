@@ -287,7 +287,7 @@ impl Counter {
         self.0.fetch_add(amount, Ordering::Relaxed);
     }
 
-    fn value(&self) -> u64 {
+    pub(crate) fn value(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }

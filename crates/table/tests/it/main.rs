@@ -5,4 +5,5 @@ mod costs;
 mod direct;
 mod files;
 mod model;
+mod slots;
 mod support;
