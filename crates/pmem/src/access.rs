@@ -321,6 +321,23 @@ impl Pool {
         unsafe { store::load_u64(self.aligned_place(offset, 8)) }
     }
 
+    /// Loads the 8-byte words of a cache line, first to last and each with acquire ordering. Another thread may store
+    /// between two of them.
+    ///
+    /// # Panics
+    ///
+    /// If `offset` is not a multiple of 64 or outside of the pool.
+    #[inline]
+    pub fn load_line(&self, offset: u64) -> [u64; LINE_BYTES / 8] {
+        let line = self.aligned_place(offset, LINE_BYTES as u64);
+        let mut words = [0; LINE_BYTES / 8];
+        for (index, word) in words.iter_mut().enumerate() {
+            // SAFETY: checked and aligned.
+            *word = unsafe { store::load_u64(line.wrapping_add(8 * index)) };
+        }
+        words
+    }
+
     /// Stores 16 bytes (little-endian) with release ordering, as one step for other threads.
     ///
     /// Atomic on every x86-64 processor: with AVX an aligned 16-byte vector store is (Intel SDM

@@ -27,7 +27,6 @@
 //! beside it, makes that durable, and switches the partition's word in the root by one 8-byte store. A crash
 //! leaves the one table or the other; what is in no use is freed by recovery. Readers go on in the old table.
 
-use crossbeam_utils::CachePadded;
 use lightkv_pmem::{Pool, Run};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -47,6 +46,10 @@ const OVERFLOW_STUCK: u8 = u8::MAX;
 pub(crate) trait EntryMemory {
     fn load_u64(&self, offset: u64) -> u64;
     fn load_u128(&self, offset: u64) -> u128;
+    /// The signatures of the entries of a line, first to last.
+    fn load_signatures(&self, line: u64) -> [u64; LINE_ENTRIES as usize] {
+        std::array::from_fn(|index| self.load_u64(line + index as u64 * ENTRY_BYTES))
+    }
     fn store_u128(&self, offset: u64, value: u128);
     fn touch_read(&self, offset: u64, len_bytes: u64);
     fn write_nt(&self, offset: u64, bytes: &[u8]);
@@ -62,6 +65,12 @@ impl EntryMemory for Pool {
     #[inline]
     fn load_u128(&self, offset: u64) -> u128 {
         self.load_u128(offset)
+    }
+
+    #[inline]
+    fn load_signatures(&self, line: u64) -> [u64; LINE_ENTRIES as usize] {
+        let [first, _, second, _, third, _, fourth, _] = self.load_line(line);
+        [first, second, third, fourth]
     }
 
     #[inline]
@@ -101,16 +110,25 @@ pub(crate) struct Slot {
     line: u64,
 }
 
-/// One table of a partition.
+/// One table of a partition. What look-ups read is in one cache line: there are hundreds of tables, and each look-up reads another.
+#[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct Table {
-    pub(crate) run: Run,
     offset: u64,
     line_mask: u64,
     group_mask: u64,
     /// By line: entries that passed it because it was full.
     overflow: Box<[AtomicU8]>,
     groups: Box<[Mutex<Group>]>,
+    pub(crate) run: Run,
+}
+
+/// The entries among `signatures` that have the hash, as bits.
+#[inline]
+fn matches(signatures: [u64; LINE_ENTRIES as usize], hash: u64) -> u32 {
+    // Which entry it is nobody can foresee, so no branch asks for each.
+    let [first, second, third, fourth] = signatures.map(|signature| u32::from(signature == hash));
+    first | second << 1 | third << 2 | fourth << 3
 }
 
 impl Table {
@@ -208,11 +226,25 @@ impl Table {
     /// Where an item with that hash is, if its entry is in its home line. A hint: nothing says that it has the key.
     #[inline]
     pub(crate) fn position_in_home_line(&self, pool: &Pool, hash: u64) -> Option<u64> {
+        let words = pool.load_line(self.line_offset(hash & self.line_mask));
+        let [first, _, second, _, third, _, fourth, _] = words;
+        let bits = matches([first, second, third, fourth], hash);
+        (bits != 0).then(|| words[2 * bits.trailing_zeros() as usize % words.len() + 1])
+    }
+
+    /// An entry with that hash in its home line, as it is now.
+    #[inline]
+    pub(crate) fn entry_in_home_line(&self, pool: &Pool, hash: u64) -> Option<Entry> {
         let start = self.line_offset(hash & self.line_mask);
-        (start..start + LINE_BYTES)
-            .step_by(ENTRY_BYTES as usize)
-            .find(|entry| pool.load_u64(*entry) == hash)
-            .map(|entry| pool.load_u64(entry + 8))
+        pool.touch_read(start, LINE_BYTES);
+        let bits = matches(pool.load_signatures(start), hash);
+        if bits == 0 {
+            return None;
+        }
+        // Both halves as one, as in `find`.
+        let entry = start + u64::from(bits.trailing_zeros()) * ENTRY_BYTES;
+        let found = Entry::decode(pool.load_u128(entry));
+        (found.signature == hash).then_some(found)
     }
 
     /// The entry of a key: its slot and the position of its item. `is_same` says whether the item at a position has
@@ -228,11 +260,10 @@ impl Table {
         for line in self.lines_from(home) {
             let start = self.line_offset(line);
             pool.touch_read(start, LINE_BYTES);
-            for index in 0..LINE_ENTRIES {
-                let entry = start + index * ENTRY_BYTES;
-                if pool.load_u64(entry) != hash {
-                    continue;
-                }
+            let mut bits = matches(pool.load_signatures(start), hash);
+            while bits != 0 {
+                let entry = start + u64::from(bits.trailing_zeros()) * ENTRY_BYTES;
+                bits &= bits - 1;
                 // Both halves as one: the entry may have changed since.
                 let found = Entry::decode(pool.load_u128(entry));
                 if found.signature == hash && is_same(found.position)? {
@@ -407,7 +438,8 @@ impl Drop for Partition {
 /// All partitions.
 #[derive(Debug)]
 pub(crate) struct HashIndex {
-    partitions: Box<[CachePadded<Partition>]>,
+    /// Side by side, and not a cache line each: they hardly ever change.
+    partitions: Box<[Partition]>,
     partitions_log2: u32,
 }
 
@@ -416,10 +448,7 @@ impl HashIndex {
     pub(crate) fn new(tables: Vec<Table>) -> Self {
         let partitions_log2 = tables.len().ilog2();
         Self {
-            partitions: tables
-                .into_iter()
-                .map(|table| CachePadded::new(Partition::new(table)))
-                .collect(),
+            partitions: tables.into_iter().map(Partition::new).collect(),
             partitions_log2,
         }
     }

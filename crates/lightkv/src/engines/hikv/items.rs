@@ -48,10 +48,19 @@ impl Items {
     /// kept as long as `'a` lasts: then the item's place is not given to another one.
     #[inline]
     pub(crate) unsafe fn item<'a>(&'a self, offset: u64) -> Result<Item<'a>> {
-        // SAFETY: the caller's contract: nobody stores to the item's place.
-        unsafe { self.bytes(offset) }
-            .and_then(Item::parse)
+        // SAFETY: the caller's contract.
+        unsafe { self.item_if_any(offset) }
             .ok_or_else(|| self.damaged(offset, "an index entry leads to what is no item"))
+    }
+
+    /// The same; `None` if no item can be there.
+    ///
+    /// # Safety
+    /// As [`Items::item`].
+    #[inline]
+    pub(crate) unsafe fn item_if_any(&self, offset: u64) -> Option<Item<'_>> {
+        // SAFETY: the caller's contract: nobody stores to the item's place.
+        unsafe { self.bytes(offset) }.and_then(Item::parse)
     }
 
     /// The bytes of the item at `offset` without padding.

@@ -53,6 +53,7 @@ impl Store {
     ///
     /// The writer that takes an item out of the index after that moment has kept it before, so whoever does not find
     /// it in the index finds it there.
+    #[inline]
     pub(crate) fn item_at<'g>(
         &'g self,
         hash: u64,
@@ -69,6 +70,28 @@ impl Store {
                 None => Ok(None),
             },
         }
+    }
+
+    /// The item that a key had at a moment, if that is its present one and its entry is in its home line, as of most keys. `None` says
+    /// nothing: [`Store::item_at`] does.
+    #[inline]
+    pub(crate) fn indexed_item_at<'g>(
+        &'g self,
+        hash: u64,
+        key: &[u8],
+        moment: u64,
+        guard: &'g Guard,
+    ) -> Option<Item<'g>> {
+        let entry = self
+            .index
+            .table(hash, guard)
+            .entry_in_home_line(self.pool(), hash)?;
+        if self.are_items_unread {
+            return None;
+        }
+        // SAFETY: the entry was read under the guard, which keeps what it led to.
+        let item = unsafe { self.items.item_if_any(entry.position) }?;
+        (item.sequence <= moment && is_same_key(item.key, key)).then_some(item)
     }
 
     /// The item that an entry with that hash leads to. It is checked if the open has not read the items: a value that rotted
@@ -93,4 +116,14 @@ impl Store {
         self.items
             .damaged(position, "an item is damaged, or not that of its entry")
     }
+}
+
+/// Whether two keys are the same: by words, because a call costs more than the comparison of short ones.
+#[inline]
+fn is_same_key(a: &[u8], b: &[u8]) -> bool {
+    let ((a_words, a_rest), (b_words, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
+    let word = |bytes: &[u8; 8]| u64::from_ne_bytes(*bytes);
+    a.len() == b.len()
+        && a_words.iter().zip(b_words).all(|(a, b)| word(a) == word(b))
+        && a_rest == b_rest
 }

@@ -122,8 +122,8 @@ impl Contents {
         // What is left of the node for keys, and the prefix with each.
         let keys = (node.words().len() + shape.count * (1 + shape.prefix_len.div_ceil(8))) * 8;
         self.keys.reserve(keys);
-        let mut prefix = Vec::with_capacity(PREFIX_LEN_MAX);
-        node.copy_prefix(shape, &mut prefix)?;
+        let mut prefix = [0; PREFIX_LEN_MAX];
+        let prefix = node.prefix(shape, &mut prefix)?;
         for index in 0..shape.count {
             let value = node.value(shape, index)?;
             if index == 0 && !node.is_leaf() {
@@ -132,7 +132,7 @@ impl Contents {
                 continue;
             }
             let start = self.keys.len();
-            node.copy_key(shape, version, index, &prefix, &access, &mut self.keys)?;
+            node.copy_key(shape, version, index, prefix, &access, &mut self.keys)?;
             self.entries.push(Entry {
                 start,
                 end: self.keys.len(),

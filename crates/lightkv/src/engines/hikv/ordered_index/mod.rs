@@ -48,7 +48,7 @@ use crossbeam_utils::CachePadded;
 
 use self::batch::{Resume, resume_bound};
 use self::memory::{Access, Memory, Pointer, Root, free_tree};
-use self::node::{Node, Place, Shape};
+use self::node::{ApartKeys, Node, PREFIX_LEN_MAX, Place, Shape};
 use self::sync::{Backoff, pin};
 use self::version_lock::{Restart, Version};
 
@@ -383,41 +383,39 @@ impl OrderedIndex {
             (Some(Place::Found(entry)), false) => entry + usize::from(!is_included)..shape.count,
             (Some(Place::Found(entry)), true) => 0..entry + usize::from(is_included),
         };
-        let mut prefix = std::mem::take(&mut into.prefix);
-        prefix.clear();
-        leaf.copy_prefix(shape, &mut prefix)?;
         let len = entries.len().min(limit);
         let reverse = into.reverse;
+        into.reserve(len, leaf.keys_bytes(shape, len));
         for index in 0..len {
             let entry = if reverse {
                 entries.end - 1 - index
             } else {
                 entries.start + index
             };
-            into.push_with(leaf.value(shape, entry)?, |keys| {
-                leaf.copy_key(shape, version, entry, &prefix, &access, keys)
-            })?;
+            let slot = leaf.slot(shape, entry)?;
+            match slot.suffix_len() {
+                Some(len) => {
+                    into.push_with(|room| leaf.write_key(shape, entry, slot, len, room))?
+                }
+                None => {
+                    let key = access.apart_key(leaf, version, entry)?;
+                    into.push(key, leaf.value(shape, entry)?);
+                }
+            }
         }
         leaf.validate(version)?;
         if let Some((node, version, entry)) = fence {
             into.resume_key.clear();
             let shape = node.shape()?;
-            prefix.clear();
-            node.copy_prefix(shape, &mut prefix)?;
-            node.copy_key(
-                shape,
-                version,
-                entry,
-                &prefix,
-                &access,
-                &mut into.resume_key,
-            )?;
+            let mut prefix = [0; PREFIX_LEN_MAX];
+            let prefix = node.prefix(shape, &mut prefix)?;
+            let key = &mut into.resume_key;
+            node.copy_key(shape, version, entry, prefix, &access, key)?;
             // Behind the leaf's validation: until then no neighbour was merged away, whose range
             // another leaf would have taken over.
             node.validate(version)?;
             into.resume = Resume::Key;
         }
-        into.prefix = prefix;
         Ok(())
     }
 

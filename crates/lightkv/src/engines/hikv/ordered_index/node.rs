@@ -34,6 +34,7 @@
 
 use std::cmp::Ordering as Comparison;
 
+use super::batch::KEY_ROOM;
 use super::key::{truncated, word_at};
 use super::sync::{AtomicU64, Ordering};
 use super::version_lock::{Locked, Restart, Version, lock, read, validate};
@@ -450,14 +451,51 @@ impl<'g> Node<'g> {
         Ok(low)
     }
 
-    /// Appends the prefix of the keys.
-    pub(super) fn copy_prefix(self, shape: Shape, into: &mut Vec<u8>) -> Result<(), Restart> {
-        let end = into.len() + shape.prefix_len;
-        for index in 0..shape.prefix_len.div_ceil(8) {
-            into.extend_from_slice(&self.load(PREFIX + index)?.to_be_bytes());
+    /// The prefix of the keys, written to `into`.
+    pub(super) fn prefix(
+        self,
+        shape: Shape,
+        into: &mut [u8; PREFIX_LEN_MAX],
+    ) -> Result<&[u8], Restart> {
+        let words = shape.prefix_len.div_ceil(8);
+        for (index, bytes) in into.chunks_exact_mut(8).take(words).enumerate() {
+            bytes.copy_from_slice(&self.load(PREFIX + index)?.to_be_bytes());
         }
-        into.truncate(end);
-        Ok(())
+        into.get(..shape.prefix_len).ok_or(Restart)
+    }
+
+    /// Most bytes that `count` keys have together; of those that are not stored apart.
+    pub(super) fn keys_bytes(self, shape: Shape, count: usize) -> usize {
+        count * (shape.prefix_len + 8) + 8 * shape.heap_words
+    }
+
+    /// Writes the key of an entry to `into`: a word at a time, with no call for a few bytes. Its length, and the word of the
+    /// entry. `slot` is the entry's, `suffix_len` what it says.
+    #[inline]
+    pub(super) fn write_key(
+        self,
+        shape: Shape,
+        entry: usize,
+        slot: Slot,
+        suffix_len: usize,
+        into: &mut [u8; KEY_ROOM],
+    ) -> Result<(usize, u64), Restart> {
+        let mut put = |at: usize, word: u64| {
+            // Out of bounds only if what was loaded beside a writer is torn.
+            let bytes = into.get_mut(at..).and_then(<[u8]>::first_chunk_mut);
+            *bytes.ok_or(Restart)? = word.to_be_bytes();
+            Ok(())
+        };
+        // What is behind the prefix in its last word is written over.
+        for index in 0..shape.prefix_len.div_ceil(8) {
+            put(8 * index, self.load(PREFIX + index)?)?;
+        }
+        put(shape.prefix_len, self.load(shape.head_index(entry))?)?;
+        let payload = self.payload_index(slot)?;
+        for index in 1..slot.payload_words() {
+            put(shape.prefix_len + 8 * index, self.load(payload + index)?)?;
+        }
+        Ok((shape.prefix_len + suffix_len, self.load(payload)?))
     }
 
     /// Appends the key of an entry, whose first bytes are `prefix`.

@@ -17,7 +17,7 @@ use super::OrderedIndex;
 use super::contents::Contents;
 use super::key::separator;
 use super::memory::{Access, Pointer};
-use super::node::{LINES_MAX, Node, Place, Shape, WORDS_MAX, WORDS_PER_LINE};
+use super::node::{LINES_MAX, Node, PREFIX_LEN_MAX, Place, Shape, WORDS_MAX, WORDS_PER_LINE};
 use super::version_lock::{Locked, Restart, Version, lock};
 
 /// Insertions at one end of a leaf in a row after which it splits there instead of in the middle.
@@ -360,18 +360,12 @@ impl OrderedIndex {
         (right, right_lock): (Node<'g>, Locked<'g>),
         (parent, access): (Locked<'g>, Access<'g>),
     ) -> Result<bool, Restart> {
-        let mut prefix = Vec::new();
-        above.copy_prefix(shape, &mut prefix)?;
+        let mut prefix = [0; PREFIX_LEN_MAX];
+        let prefix = above.prefix(shape, &mut prefix)?;
         let mut parting = Vec::new();
+        let version = parent.version();
         let right_entry = left_entry + 1;
-        above.copy_key(
-            shape,
-            parent.version(),
-            right_entry,
-            &prefix,
-            &access,
-            &mut parting,
-        )?;
+        above.copy_key(shape, version, right_entry, prefix, &access, &mut parting)?;
         let mut contents = Contents::default();
         contents.push_node(left, left_lock.version(), access, None)?;
         contents.push_node(right, right_lock.version(), access, Some((&parting, None)))?;
