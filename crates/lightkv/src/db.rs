@@ -184,16 +184,16 @@ impl Db {
     /// # Ok::<(), lightkv::Error>(())
     /// ```
     pub fn scan<'a>(&self, range: impl RangeBounds<&'a [u8]>) -> Scan {
-        Scan::new(self.engine.clone().scan(KeyRange::new(range), None))
+        self.scan_range(KeyRange::new(range))
     }
 
     /// The entries whose keys start with a prefix as of now, in order.
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Scan {
-        Scan::new(
-            self.engine
-                .clone()
-                .scan(prefix_range(prefix.as_ref()), None),
-        )
+        self.scan_range(prefix_range(prefix.as_ref()))
+    }
+
+    fn scan_range(&self, range: KeyRange) -> Scan {
+        Scan::new(self.engine.clone().scan(range, None), None)
     }
 
     /// Freezes the present moment for reading.

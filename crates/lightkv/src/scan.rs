@@ -1,29 +1,33 @@
 //! Ordered iteration.
 
+use std::sync::Arc;
+
 use crate::engine::EngineScan;
+use crate::snapshot::HeldMoment;
 use crate::{Key, Result, Value};
 
 /// An ordered iteration over a key range at one moment, in ascending key order; `.rev()` walks it
 /// backwards, and both ends may be consumed in turn. Deleted keys do not appear.
 ///
-/// The moment is the call that made it: later writes are not seen. The old versions it may still need
+/// The moment is the call that made it, or that of its snapshot: later writes are not seen. The old versions it may still need
 /// are kept as long as it lives, so drop it when done. After an error it ends.
 pub struct Scan {
     inner: Option<Box<dyn EngineScan>>,
     error: Option<crate::Error>,
+    /// Of the snapshot that made it; else the engine's scan holds its own.
+    _moment: Option<Arc<HeldMoment>>,
 }
 
 impl Scan {
-    pub(crate) fn new(scan: Result<Box<dyn EngineScan>>) -> Self {
-        match scan {
-            Ok(inner) => Self {
-                inner: Some(inner),
-                error: None,
-            },
-            Err(error) => Self {
-                inner: None,
-                error: Some(error),
-            },
+    pub(crate) fn new(scan: Result<Box<dyn EngineScan>>, moment: Option<Arc<HeldMoment>>) -> Self {
+        let (inner, error) = match scan {
+            Ok(inner) => (Some(inner), None),
+            Err(error) => (None, Some(error)),
+        };
+        Self {
+            inner,
+            error,
+            _moment: moment,
         }
     }
 

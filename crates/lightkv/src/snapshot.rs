@@ -8,16 +8,28 @@ use crate::engine::Engine;
 use crate::{Result, Scan, Value};
 
 /// A consistent view of the whole store at the moment [`crate::Db::snapshot`] was called: batches are in it
-/// whole or not at all. Costs no copy; versions it needs are kept until it is dropped.
+/// whole or not at all. Costs no copy; versions it needs are kept until it and all scans that it made are dropped.
 pub struct Snapshot {
+    moment: Arc<HeldMoment>,
+}
+
+/// A moment whose versions are kept, for a snapshot and for its scans, which may outlive it.
+pub(crate) struct HeldMoment {
     engine: Arc<dyn Engine>,
     sequence: u64,
+}
+
+impl Drop for HeldMoment {
+    fn drop(&mut self) {
+        self.engine.release_snapshot(self.sequence);
+    }
 }
 
 impl Snapshot {
     pub(crate) fn new(engine: Arc<dyn Engine>) -> Self {
         let sequence = engine.acquire_snapshot();
-        Self { engine, sequence }
+        let moment = Arc::new(HeldMoment { engine, sequence });
+        Self { moment }
     }
 
     /// The value that a key had at this moment.
@@ -25,31 +37,24 @@ impl Snapshot {
     /// # Errors
     /// As [`crate::Db::get`].
     pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
-        self.engine.get(key.as_ref(), Some(self.sequence))
+        let moment = &self.moment;
+        moment.engine.get(key.as_ref(), Some(moment.sequence))
     }
 
     /// The entries of a key range at this moment, in order.
     pub fn scan<'a>(&self, range: impl RangeBounds<&'a [u8]>) -> Scan {
-        Scan::new(
-            self.engine
-                .clone()
-                .scan(KeyRange::new(range), Some(self.sequence)),
-        )
+        self.scan_range(KeyRange::new(range))
     }
 
     /// The entries whose keys start with a prefix at this moment, in order.
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Scan {
-        Scan::new(
-            self.engine
-                .clone()
-                .scan(prefix_range(prefix.as_ref()), Some(self.sequence)),
-        )
+        self.scan_range(prefix_range(prefix.as_ref()))
     }
-}
 
-impl Drop for Snapshot {
-    fn drop(&mut self) {
-        self.engine.release_snapshot(self.sequence);
+    fn scan_range(&self, range: KeyRange) -> Scan {
+        let moment = &self.moment;
+        let scan = moment.engine.clone().scan(range, Some(moment.sequence));
+        Scan::new(scan, Some(Arc::clone(moment)))
     }
 }
 
@@ -57,7 +62,7 @@ impl std::fmt::Debug for Snapshot {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
             .debug_struct("Snapshot")
-            .field("sequence", &self.sequence)
+            .field("sequence", &self.moment.sequence)
             .finish_non_exhaustive()
     }
 }

@@ -300,6 +300,36 @@ fn a_deleted_key_does_not_come_back_beneath_a_newer_put() {
     assert_eq!(db.scan(..).count(), 50);
 }
 
+/// A scan did not hold the moment of its snapshot, so what it still needed went when the snapshot was dropped.
+#[test]
+fn a_scan_outlives_its_snapshot() {
+    for engine in [EngineKind::LightKv, EngineKind::HiKv] {
+        let directory = tempfile::tempdir().unwrap();
+        let options = Options::new().engine(engine);
+        let db = options.open(directory.path()).unwrap();
+        for number in 0..1000 {
+            db.put(key(number), b"old").unwrap();
+        }
+        let scans = [db.snapshot().scan(..), db.snapshot().prefix("0")];
+        for number in 0..1000 {
+            match number % 2 {
+                0 => db.put(key(number), b"new").unwrap(),
+                _ => db.delete(key(number)).unwrap(),
+            }
+        }
+        db.flush().unwrap();
+        db.compact(..).unwrap();
+        for scan in scans {
+            let entries: Vec<_> = scan.map(Result::unwrap).collect();
+            assert_eq!(entries.len(), 1000, "{engine:?}");
+            for (number, (found, value)) in (0..).zip(&entries) {
+                assert_eq!((&**found, &**value), (key(number).as_bytes(), &b"old"[..]));
+            }
+        }
+        assert_eq!(db.scan(..).count(), 500);
+    }
+}
+
 /// A merge that met a full disk kept its claim on the partition until space returned, and `Db::compact` waited for the
 /// claim: for ever, if the disk stayed full. Found by failing every call of the file system.
 #[test]
