@@ -115,11 +115,19 @@ impl Run {
             charged_peak_bytes: None,
             steps: Vec::new(),
         };
+        // One for all processes of a part: what is killed leaves its page cache to the process after it, as a service that
+        // is started again has it.
+        let cgroup = job
+            .settings
+            .memory_limit_bytes
+            .and_then(|limit_bytes| Cgroup::new(limit_bytes).inspect_err(warn_unlimited).ok());
+        let cgroup = cgroup.as_ref();
+        part.limited = cgroup.is_some();
         let begin = Instant::now();
         if list.name == OPEN_LIST {
             job.records = plan::open_records(&group.sizes);
             job.wait_for_kill = true;
-            self.run_child(&job, &title, &mut part)?;
+            self.run_child(&job, cgroup, &title, &mut part)?;
             if part.outcome == Outcome::Complete {
                 job.wait_for_kill = false;
                 job.open_step = Some("open-after-kill".to_owned());
@@ -128,10 +136,10 @@ impl Run {
                 if kind.survives_kill() {
                     job.steps.push(read_back());
                 }
-                self.run_child(&job, &title, &mut part)?;
+                self.run_child(&job, cgroup, &title, &mut part)?;
             }
         } else {
-            self.run_child(&job, &title, &mut part)?;
+            self.run_child(&job, cgroup, &title, &mut part)?;
         }
         part.seconds = begin.elapsed().as_secs_f64();
         if let Some(complaint) = part.outcome.complaint() {
@@ -141,16 +149,17 @@ impl Run {
     }
 
     /// Lets a child do a job and adds what it says to the part.
-    fn run_child(&self, job: &Job, title: &str, part: &mut PartRecord) -> Result<(), Failure> {
-        let group = job
-            .settings
-            .memory_limit_bytes
-            .and_then(|limit_bytes| Cgroup::new(limit_bytes).inspect_err(warn_unlimited).ok());
-        part.limited = group.is_some();
+    fn run_child(
+        &self,
+        job: &Job,
+        cgroup: Option<&Cgroup>,
+        title: &str,
+        part: &mut PartRecord,
+    ) -> Result<(), Failure> {
         let mut running = Running::start()?;
-        if let Some(group) = &group {
+        if let Some(cgroup) = cgroup {
             // Before the job, so that everything the child allocates is charged.
-            group
+            cgroup
                 .add(running.child.id())
                 .map_err(with_path("cgroup.procs".as_ref()))?;
         }
@@ -179,13 +188,13 @@ impl Run {
         };
         let status = running.wait()?;
         if part.outcome == Outcome::Complete && !waiting && !status.success() {
-            part.outcome = if group.as_ref().is_some_and(Cgroup::killed) {
+            part.outcome = if cgroup.is_some_and(Cgroup::killed) {
                 Outcome::KilledForMemory
             } else {
                 Outcome::Failed(status.to_string())
             };
         }
-        let peak_bytes = group.as_ref().and_then(Cgroup::peak_bytes);
+        let peak_bytes = cgroup.and_then(Cgroup::peak_bytes);
         part.charged_peak_bytes = part.charged_peak_bytes.max(peak_bytes);
         Ok(())
     }
