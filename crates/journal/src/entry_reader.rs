@@ -214,24 +214,25 @@ impl<'a> EntryReader<'a> {
     ) -> Result<Option<JournalPosition>> {
         let mut highest = None;
         let mut window = Vec::new();
+        // What was reserved and never written would be read ahead as zeros, and pass for data from then on.
+        self.file.will_not_read_on();
         let mut offset = start_offset.next_multiple_of(ENTRY_ALIGNMENT_BYTES as u64);
+        let mut unread_offset = offset;
         loop {
             // Most of what lies behind a hole was never written, and need not be read.
-            let data = self.file.next_data(offset);
-            match data.map_err(|error| JournalError::io(self.file.path(), "seek", error))? {
-                None => break,
-                // A header may begin in the zeros before the data and end in it.
-                Some(data) if data > offset + ENTRY_HEADER_LEN_BYTES as u64 => {
-                    offset = (data - ENTRY_HEADER_LEN_BYTES as u64)
-                        .next_multiple_of(ENTRY_ALIGNMENT_BYTES as u64);
-                }
-                Some(_) => {}
-            }
-            let rest_len = self.capacity_bytes.saturating_sub(offset);
-            if rest_len < ENTRY_HEADER_LEN_BYTES as u64 {
+            let data = self.file.next_data(unread_offset);
+            let data = data.map_err(|error| JournalError::io(self.file.path(), "seek", error))?;
+            let Some(data) = data.filter(|&data| data < self.capacity_bytes) else {
                 break;
-            }
-            window.resize(rest_len.min(WINDOW_LEN_BYTES as u64) as usize, 0);
+            };
+            // A header may begin before the data. If its synced position does not end there, that is zero, and matters to nobody.
+            let first = data.saturating_sub(ENTRY_HEADER_LEN_BYTES as u64);
+            offset = offset.max(first.next_multiple_of(ENTRY_ALIGNMENT_BYTES as u64));
+            // Up to the end of a page: the rest of a page that was read would pass for data. It grows with each window.
+            let end_offset = (data / WINDOW_LEN_BYTES as u64 + 1) * WINDOW_LEN_BYTES as u64;
+            unread_offset = end_offset.min(self.capacity_bytes);
+            let window_len = unread_offset.saturating_sub(offset) as usize;
+            window.resize(window_len, 0);
             self.file
                 .read_exact_at(&mut window, offset)
                 .map_err(|error| JournalError::io(self.file.path(), "read", error))?;
@@ -253,5 +254,62 @@ impl<'a> EntryReader<'a> {
             }
         }
         Ok(highest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use lightkv_vfs::{MemoryVfs, OpenMode, Vfs};
+
+    use super::*;
+
+    const GENERATION: u64 = 3;
+    const WINDOW: u64 = WINDOW_LEN_BYTES as u64;
+    const CAPACITY_BYTES: u64 = 3 * WINDOW + 4096;
+    const START: u64 = FILE_HEADER_LEN_BYTES as u64 + 64;
+
+    /// A file with an entry at `offset` that remembers `synced`, and what a search behind a hole at [`START`] finds.
+    fn found(offset: u64, synced: JournalPosition) -> Option<JournalPosition> {
+        let file = MemoryVfs::new()
+            .open(Path::new("journal"), OpenMode::CreateNew)
+            .unwrap();
+        file.set_len(CAPACITY_BYTES).unwrap();
+        let seed = EntrySeed::new(1, GENERATION);
+        let header = EntryHeader {
+            is_seal: false,
+            payload_len: 8,
+            payload_crc: 0,
+            sequence_count: 1,
+            first_sequence: 7,
+            synced,
+        };
+        file.write_all_at(&header.encode(seed, offset), offset)
+            .unwrap();
+        // Something that is no entry, elsewhere.
+        file.write_all_at(&[0xff; 100], 2 * WINDOW + 1000).unwrap();
+        let file: Arc<dyn VfsFile> = Arc::from(file);
+        let hole = JournalPosition::known(GENERATION, START);
+        EntryReader::new(&file, seed, CAPACITY_BYTES)
+            .highest_synced_after(GENERATION, START, hole)
+            .unwrap()
+    }
+
+    #[test]
+    fn a_search_finds_entries_wherever_they_are() {
+        let place = |offset| JournalPosition::known(GENERATION, offset);
+        let edges = [WINDOW, 2 * WINDOW, 3 * WINDOW];
+        let near = |edge: u64| (edge - 80..=edge + 80).step_by(ENTRY_ALIGNMENT_BYTES);
+        let last = CAPACITY_BYTES - entry_len_bytes(8);
+        for offset in edges.into_iter().flat_map(near).chain([START + 8, last]) {
+            let synced = place(START + 8);
+            assert_eq!(found(offset, synced), Some(synced), "{offset}");
+            // What was durable before the hole says nothing about it, and no entry knows of later ones.
+            assert_eq!(found(offset, place(START)), None, "{offset}");
+            assert_eq!(found(offset, place(offset + 8)), None, "{offset}");
+        }
+        // It would not end in the file.
+        assert_eq!(found(last + 8, place(START + 8)), None);
     }
 }

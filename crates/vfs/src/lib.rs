@@ -159,6 +159,8 @@ pub trait VfsFile: Debug + Send + Sync {
     fn drop_from_cache(&self, offset: u64, len: u64) -> io::Result<()>;
     /// Tells that a range will be read soon, so that reading it can start at once. A hint.
     fn will_read(&self, _offset: u64, _len: u64) {}
+    /// Tells that from now on nothing is to be read but what is asked for. A hint.
+    fn will_not_read_on(&self) {}
     /// The first offset from `offset` on that may hold other bytes than zeros; `None` if none does. Skips what was
     /// reserved and never written, where the file system knows that.
     fn next_data(&self, offset: u64) -> io::Result<Option<u64>> {

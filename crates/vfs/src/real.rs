@@ -313,6 +313,11 @@ impl VfsFile for RealFile {
         }
     }
 
+    fn will_not_read_on(&self) {
+        // Only a hint, as above.
+        let _ = rustix::fs::fadvise(&self.file, 0, None, Advice::Random);
+    }
+
     fn next_data(&self, offset: u64) -> io::Result<Option<u64>> {
         match rustix::fs::seek(&self.file, SeekFrom::Data(offset)) {
             Ok(offset) => Ok(Some(offset)),
