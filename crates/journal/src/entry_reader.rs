@@ -289,7 +289,6 @@ mod tests {
             .unwrap();
         // Something that is no entry, elsewhere.
         file.write_all_at(&[0xff; 100], 2 * WINDOW + 1000).unwrap();
-        let file: Arc<dyn VfsFile> = Arc::from(file);
         let hole = JournalPosition::known(GENERATION, START);
         EntryReader::new(&file, seed, CAPACITY_BYTES)
             .highest_synced_after(GENERATION, START, hole)

@@ -94,19 +94,25 @@ pub enum JournalError {
     },
 }
 
+/// Whether a call failed only because something is full: it did nothing, and may succeed later.
+pub(crate) fn is_want_of_space(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
+    )
+}
+
 impl JournalError {
     /// Names the file and the operation of a failed call, and sets "disk full" apart.
     pub(crate) fn io(path: &Path, operation: &'static str, source: io::Error) -> JournalError {
         let path = path.to_path_buf();
-        match source.kind() {
-            io::ErrorKind::StorageFull
-            | io::ErrorKind::QuotaExceeded
-            | io::ErrorKind::FileTooLarge => JournalError::NoSpace { path, source },
-            _ => JournalError::Io {
-                path,
-                operation,
-                source,
-            },
+        if is_want_of_space(&source) {
+            return JournalError::NoSpace { path, source };
+        }
+        JournalError::Io {
+            path,
+            operation,
+            source,
         }
     }
 

@@ -42,7 +42,7 @@ use std::sync::{Arc, OnceLock};
 use lightkv_vfs::{Mapping, OpenMode, Vfs, VfsFile, is_out_of_descriptors};
 use parking_lot::{Condvar, Mutex};
 
-use crate::error::{JournalError, Result};
+use crate::error::{JournalError, Result, is_want_of_space};
 use crate::journal_layout::FileHeader;
 use crate::mapped::MappedFile;
 use crate::position::JournalPosition;
@@ -236,10 +236,17 @@ impl FilePool {
         });
     }
 
-    /// The error of entries that did not reach their journal file; the end of all acknowledgements if staging may have lost them.
+    /// The error of entries that did not reach their journal file. If it is more than want of space, or if staging may have
+    /// lost them, that is the end of all acknowledgements.
     pub(crate) fn write_out_error(&self, path: &Path, error: WriteOutError) -> JournalError {
         match error {
-            WriteOutError::Write(error) => JournalError::io(path, "write", error),
+            WriteOutError::Write(error) if is_want_of_space(&error) => {
+                JournalError::io(path, "write", error)
+            }
+            WriteOutError::Write(error) => {
+                self.poison(path, "write", &error);
+                self.poisoned_error()
+            }
             WriteOutError::Lost(error) => {
                 self.poison(path, "write back the staging of", &error);
                 self.poisoned_error()

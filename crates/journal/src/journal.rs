@@ -491,10 +491,10 @@ impl Journal {
     ///
     /// # Errors
     ///
-    /// [`JournalError::NoSpace`] and [`JournalError::Io`] if entries cannot be written to their file; they are as safe as
+    /// [`JournalError::NoSpace`] if entries cannot be written to their file because the disk is full; they are as safe as
     /// before, and a later sync may succeed.
     ///
-    /// [`JournalError::Poisoned`] if this or any earlier sync failed, or the system's own writing back of staging. It is unknown then which of the
+    /// [`JournalError::Poisoned`] if this or any earlier sync failed, a write to a file for another reason than a full disk, or the system's own writing back of staging. It is unknown then which of the
     /// entries after [`Journal::synced_position`] are durable, and nothing more is accepted until the
     /// journal is opened again.
     pub fn sync(&self, up_to: JournalPosition) -> Result<()> {
@@ -531,7 +531,7 @@ impl Journal {
         };
         for unsynced in &files {
             let path = unsynced.file.path();
-            // A failed write is no poison: staging has what could not be written, and it can be written later.
+            // A full disk is no poison: staging has what could not be written, and it can be written later.
             if let Some(staged) = &unsynced.staged {
                 staged
                     .write_out(unsynced.end_offset)

@@ -20,7 +20,7 @@
 //! - *The journal file is released* while it is not written out: then nothing more is written to it, see
 //!   [`StagedFile::abandon`], and its next generation is its own.
 //! - *Writing out fails*, for the disk is full: nothing was promised about the journal file yet. The staging file keeps what it
-//!   has, and it is tried again, by whoever needs it to succeed.
+//!   has, and it is tried again, by whoever needs it to succeed. Any other failure ends all acknowledgements.
 //! - *The system cannot write a staging file back*, which it does now and then unasked. Such a page is clean, and when its memory
 //!   is wanted it is dropped; who reads it then reads what it was before. So after each copy the system is asked
 //!   ([`VfsFile::check_writeback`]), and a failure ends all acknowledgements, as that of a sync does.
@@ -103,7 +103,7 @@ struct Unwritten {
 /// Why entries are not in their journal file.
 #[derive(Debug)]
 pub(crate) enum WriteOutError {
-    /// It could not be written; that can be tried again.
+    /// It could not be written; if the disk is full, that can be tried again.
     Write(io::Error),
     /// What was read from the staging file may not be what was stored there. For good: the system tells it once.
     Lost(io::Error),

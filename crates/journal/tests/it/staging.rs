@@ -133,10 +133,10 @@ fn history_goes_on_where_either_file_has_the_next_entry() {
     store.check_survivors(&survivors, store.next_sequence, "mixed");
 }
 
-fn fail_writes(vfs: &MemoryVfs, name: &str) {
+fn fail_writes(vfs: &MemoryVfs, kind: FaultKind, name: &str) {
     vfs.inject(Fault {
         operation: Operation::Write,
-        kind: FaultKind::NoSpace,
+        kind,
         after_calls: 0,
         permanent: true,
         path_contains: Some(name.to_string()),
@@ -146,7 +146,7 @@ fn fail_writes(vfs: &MemoryVfs, name: &str) {
 #[test]
 fn what_cannot_be_written_out_waits_in_staging() {
     let mut store = Store::create();
-    fail_writes(&store.vfs, "journal-");
+    fail_writes(&store.vfs, FaultKind::NoSpace, "journal-");
     // Whatever fails, no entry is lost, and none is refused that staging has room for.
     while store.append(700).is_ok() {
         let survivors = replay(&store.vfs.kill_image(), &store.manifest).unwrap();
@@ -165,6 +165,29 @@ fn what_cannot_be_written_out_waits_in_staging() {
 }
 
 #[test]
+fn a_journal_file_that_cannot_be_written_ends_all_acknowledgements() {
+    for is_synced in [true, false] {
+        let mut store = staged_store();
+        let generation = store.entries[&1].1.position.generation();
+        let path = file_of(&store.vfs, generation);
+        fail_writes(&store.vfs, FaultKind::Io, path.to_str().unwrap());
+        let error = match is_synced {
+            true => store.sync().unwrap_err(),
+            // By the thread, long before both staging files are full for want of writing.
+            false => (0..1000).find_map(|_| store.append(700).err()).unwrap(),
+        };
+        assert!(matches!(error, JournalError::Poisoned { .. }), "{error:?}");
+        // Also when it would succeed again.
+        store.vfs.clear_faults();
+        assert!(matches!(store.sync(), Err(JournalError::Poisoned { .. })));
+        let refused = store.append(1).unwrap_err();
+        assert!(matches!(refused, JournalError::Poisoned { .. }));
+        let survivors = replay(&store.vfs.kill_image(), &store.manifest).unwrap();
+        store.check_survivors(&survivors, store.next_sequence, "not written");
+    }
+}
+
+#[test]
 fn a_staging_file_is_not_used_again_before_it_was_written_out() {
     let mut store = Store::create();
     let first_generation = store.journal.next_position().generation();
@@ -179,7 +202,7 @@ fn a_staging_file_is_not_used_again_before_it_was_written_out() {
         }
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    fail_writes(&store.vfs, "journal-");
+    fail_writes(&store.vfs, FaultKind::NoSpace, "journal-");
     let refused = (0..60).any(|_| store.append(700).is_err());
     assert!(refused, "40 KiB in two files of staging");
     let survivors = replay(&store.vfs.kill_image(), &store.manifest).unwrap();
@@ -191,7 +214,7 @@ fn a_released_file_that_cannot_be_written_holds_nobody_up() {
     let mut store = Store::create();
     let first_generation = store.journal.next_position().generation();
     let path = file_of(&store.vfs, first_generation);
-    fail_writes(&store.vfs, path.to_str().unwrap());
+    fail_writes(&store.vfs, FaultKind::NoSpace, path.to_str().unwrap());
     let refused = (0..100).any(|_| store.append(700).is_err());
     assert!(refused, "its staging file is not free");
     store.release_below(store.next_sequence - 1);
