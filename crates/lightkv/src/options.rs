@@ -97,6 +97,8 @@ pub struct Tuning {
     pub leaf_entries: Option<usize>,
     /// Leaves of the prefix tree beyond which full leaves are linked instead of split.
     pub max_leaf_nodes: Option<usize>,
+    /// Flushed bytes after which a partition that has gathered next to nothing is cold; default: those of the buffer.
+    pub cold_after_bytes: Option<u64>,
     /// Fewest byte values a leaf may map after a normal split (the paper's `T_normal`).
     pub normal_split_values_min: Option<u32>,
     /// Unit in which write-buffer space is handed to partitions, in bytes.

@@ -58,6 +58,8 @@ numbers! {
         false_matches,
         /// Splits of leaves, normal and level.
         splits,
+        /// Cold neighbours joined, so that busy key ranges could be split.
+        joins,
         /// Frozen leaves written to tables.
         flushes,
         /// Merges of tables.
@@ -99,6 +101,7 @@ impl Counters {
             leaf_probes: self.leaf_probes - earlier.leaf_probes,
             false_matches: self.false_matches - earlier.false_matches,
             splits: self.splits - earlier.splits,
+            joins: self.joins - earlier.joins,
             flushes: self.flushes - earlier.flushes,
             compactions: self.compactions - earlier.compactions,
             scan_compactions: self.scan_compactions - earlier.scan_compactions,

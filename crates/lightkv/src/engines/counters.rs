@@ -23,6 +23,7 @@ struct Stripe {
 pub(crate) struct EngineCounters {
     stripes: [CachePadded<Stripe>; STRIPES],
     pub(crate) splits: AtomicU64,
+    pub(crate) joins: AtomicU64,
     pub(crate) flushes: AtomicU64,
     pub(crate) compactions: AtomicU64,
     pub(crate) scan_compactions: AtomicU64,

@@ -9,5 +9,6 @@ mod hikv;
 mod linearizability;
 mod memory;
 mod model;
+mod partitions;
 mod recovery;
 mod regressions;

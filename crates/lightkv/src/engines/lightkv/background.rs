@@ -67,6 +67,8 @@ struct Queue {
     settle: Option<u64>,
     /// Somebody has reason to believe that work on range deletions can go on.
     ranges: bool,
+    /// A partition was denied a split for want of room in the tree.
+    joins: bool,
     /// Flushes, merges and looks for merges that a thread is at.
     running: u64,
     stopped: bool,
@@ -101,6 +103,8 @@ enum Job {
     Settle(u64),
     /// Remove what range deletions have left.
     Ranges,
+    /// Join cold partitions.
+    Join,
 }
 
 /// What a thread does.
@@ -179,6 +183,9 @@ impl Queue {
         // It may sync.
         if role == Role::Flusher && (std::mem::take(&mut self.ranges) || store.is_purge_due()) {
             return Some(Job::Ranges);
+        }
+        if role == Role::Flusher && std::mem::take(&mut self.joins) {
+            return Some(Job::Join);
         }
         if self.urgent || store.is_over_mark() {
             let is_urgent = std::mem::take(&mut self.urgent);
@@ -336,6 +343,12 @@ impl Background {
         self.work.notify_all();
     }
 
+    /// Asks for room in the tree. Under the lock of a partition: whoever finds the request finds no partition of ours.
+    pub(crate) fn ask_for_joins(&self) {
+        self.queue.lock().joins = true;
+        self.wake_if(true);
+    }
+
     /// Whether those who wait do the work of threads.
     pub(crate) fn is_inline(&self) -> bool {
         self.inline.get().is_some()
@@ -362,6 +375,7 @@ impl Background {
             + queue.installations.len();
         waiting as u64
             + queue.running
+            + u64::from(queue.joins)
             + u64::from(store.may_sweep())
             + u64::from(store.has_ranges_to_purge())
     }
@@ -465,6 +479,7 @@ impl Background {
             Job::Relieve { is_urgent } => self.relieve(store, *is_urgent),
             Job::Settle(through) => store.settle_replayed(*through),
             Job::Ranges => store.work_on_ranges(),
+            Job::Join => store.join_cold_partitions(),
         }))
         .unwrap_or_else(|_| {
             Err(Error::Poisoned {

@@ -221,6 +221,8 @@ impl Store {
         self.install_flush(partition, &leaf, flushed_through, flushed)?;
         let bytes = leaf.segment.bytes();
         drop(leaf);
+        // Relaxed: a clock that hints at what is cold.
+        self.flushed_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.pacing.flushed(bytes, start.elapsed());
         self.release_journal()?;
         self.background.collect_discarded(self);
@@ -422,11 +424,20 @@ impl Store {
         view.tables = tables;
         self.counters.flushes.fetch_add(1, Ordering::Relaxed);
         let is_more = !view.frozen.is_empty();
+        if self.is_worth_a_leaf(leaf.segment.bytes()) {
+            let flushed_bytes = self.flushed_bytes.load(Ordering::Relaxed);
+            partition
+                .busy_at_bytes
+                .store(flushed_bytes, Ordering::Relaxed);
+        }
         partition.publish(&mut writer, view, &guard);
         // Queued only now: another thread may take the job at once, and must not see this leaf again.
         writer.flushing = is_more;
         if is_more {
             self.background.queue_flush(partition.clone());
+        } else if self.split_if_large(partition, &mut writer, &guard) {
+            // Its halves are looked at.
+            return Ok(());
         }
         self.claim_for_compaction(partition, &mut writer, wants_merge);
         Ok(())

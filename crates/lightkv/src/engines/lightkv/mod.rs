@@ -63,6 +63,7 @@ mod durability;
 mod flush;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
+mod join;
 mod journal_entry_layout;
 mod key_gaps;
 pub(crate) mod key_sketch;

@@ -7,13 +7,13 @@
 //! CONCURRENCY. Writers hold the partition's lock. Readers hold none: under an epoch guard they load the
 //! view and read what it lists. A view is replaced by one atomic store and the old one is dropped after
 //! all guards of its time; segments, leaves and tables go with the last view that lists them. The bounds
-//! of a partition never change: a split replaces it by two new ones and marks it dead, and a writer that
-//! finds it dead routes again. A reader that still sees it finds everything that was written before
-//! the split.
+//! of a partition never change: a split replaces it by two new ones and marks it dead, a join replaces two by one,
+//! and a writer that finds its partition dead routes again. A reader that still sees it finds everything that was
+//! written before it died.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_epoch::{Atomic, Guard, Owned};
 use lightkv_pmem::LineTail;
@@ -153,12 +153,16 @@ pub(crate) struct Partition {
     pub(crate) scan_account: ScanAccount,
     /// Inputs of the merge that its tables ask for, in bytes; its share of what `Pacing` knows.
     pub(crate) merge_debt_bytes: AtomicU64,
+    /// `Store::flushed_bytes` when it had last gathered what is worth a leaf of its own, or was made.
+    pub(crate) busy_at_bytes: AtomicU64,
+    /// Its tables are to be rewritten so that none reaches over its bounds.
+    pub(crate) trim: AtomicBool,
 }
 
 /// What only the holder of a partition's lock touches.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    /// Replaced by a split or a merge: route again.
+    /// Replaced by a split or a join: route again.
     pub(crate) dead: bool,
     /// Nothing older lies below the top leaf.
     pub(crate) bottom: bool,
@@ -212,6 +216,8 @@ impl Partition {
             retained_garbage: AtomicU64::new(0),
             scan_account: ScanAccount::default(),
             merge_debt_bytes: AtomicU64::new(0),
+            busy_at_bytes: AtomicU64::new(0),
+            trim: AtomicBool::new(false),
         })
     }
 

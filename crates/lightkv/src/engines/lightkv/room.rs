@@ -73,6 +73,17 @@ impl Store {
         false
     }
 
+    /// Splits a partition whose writers could not, because of a flush or a merge that has just ended: one that is always
+    /// busy would otherwise hardly ever be split.
+    pub(crate) fn split_if_large(
+        &self,
+        partition: &Arc<Partition>,
+        writer: &mut Writer,
+        guard: &Guard,
+    ) -> bool {
+        !writer.dead && self.is_splittable(writer) && self.split(partition, writer, guard)
+    }
+
     /// Whether a leaf is large enough to be worth a split.
     pub(crate) fn is_splittable(&self, writer: &Writer) -> bool {
         let (bytes, entries) = (writer.top.segment.bytes(), writer.top.index.len());
@@ -184,11 +195,11 @@ impl Store {
         guard: &Guard,
     ) -> bool {
         let view = partition.view(guard);
-        if self.partition_count.load(Ordering::Relaxed) >= self.sizes.max_leaf_nodes
-            || writer.compacting
-            || writer.flushing
-            || !view.frozen.is_empty()
-        {
+        if self.partition_count.load(Ordering::Relaxed) >= self.sizes.max_leaf_nodes {
+            self.ask_for_room(view);
+            return false;
+        }
+        if writer.compacting || writer.flushing || !view.frozen.is_empty() {
             return false;
         }
         let Some((prefix, moving, boundary)) = self.choose_boundary(partition, &view.top) else {
@@ -237,6 +248,10 @@ impl Store {
                 partition.upper.as_deref(),
             ),
         ];
+        let now = self.flushed_bytes.load(Ordering::Relaxed);
+        for half in &halves {
+            half.busy_at_bytes.store(now, Ordering::Relaxed);
+        }
         self.replace_partition(&halves, guard);
         writer.dead = true;
         self.set_merge_debt(partition, 0);

@@ -31,6 +31,8 @@ pub(crate) struct Sizes {
     pub(crate) leaf_entries_max: usize,
     /// The paper's `MAX_LEAF_NODES`.
     pub(crate) max_leaf_nodes: usize,
+    /// A partition that gathered next to nothing while so much was flushed is cold.
+    pub(crate) cold_after_bytes: u64,
     /// The paper's `T_normal`.
     pub(crate) normal_split_values_min: u32,
     pub(crate) journal_file_bytes: u64,
@@ -106,6 +108,8 @@ impl Sizes {
             max_leaf_nodes: tuning
                 .max_leaf_nodes
                 .unwrap_or_else(|| (buffer_bytes / split_bytes).clamp(16, 4096) as usize),
+            // The whole buffer once: a partition that is written to like all others is flushed about as often.
+            cold_after_bytes: tuning.cold_after_bytes.unwrap_or(buffer_bytes),
             normal_split_values_min: tuning.normal_split_values_min.unwrap_or(4),
             journal_file_bytes,
             journal_limit_bytes: buffer_bytes * 2 + 2 * journal_file_bytes,

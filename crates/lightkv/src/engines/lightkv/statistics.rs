@@ -46,6 +46,7 @@ impl Store {
             leaf_probes: tables.leaf_probes,
             false_matches: own.false_matches + tables.false_matches,
             splits: load(&self.counters.splits),
+            joins: load(&self.counters.joins),
             flushes: load(&self.counters.flushes),
             compactions: load(&self.counters.compactions),
             scan_compactions: load(&self.counters.scan_compactions),

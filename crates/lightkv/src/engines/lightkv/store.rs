@@ -70,6 +70,12 @@ pub(crate) struct Store {
     /// Range deletions up to this number survive a power loss, so rewrites may leave out what they delete.
     pub(crate) ranges_secured_through: AtomicU64,
     pub(crate) partition_count: AtomicUsize,
+    /// Bytes of all leaves that were flushed since the open: the clock by which partitions are cold.
+    pub(crate) flushed_bytes: AtomicU64,
+    /// Before so much was flushed, looking for cold partitions is in vain.
+    pub(crate) join_again_bytes: AtomicU64,
+    /// Bytes of tables that were rewritten so that their partitions can be joined.
+    pub(crate) trimmed_bytes: AtomicU64,
     /// Number of the last write. Drawn from under partition locks, so that a partition's numbers ascend.
     pub(crate) last_sequence: CachePadded<SequenceCounter>,
     /// Records up to this number were read back after a crash; their `previous` links mean nothing.
@@ -160,6 +166,9 @@ impl Store {
             purge: Mutex::default(),
             ranges_secured_through: AtomicU64::new(0),
             partition_count: AtomicUsize::new(partition_count),
+            flushed_bytes: AtomicU64::new(0),
+            join_again_bytes: AtomicU64::new(0),
+            trimmed_bytes: AtomicU64::new(0),
             last_sequence: CachePadded::new(SequenceCounter::new(parts.last_sequence)),
             recovered_through: AtomicU64::new(u64::MAX),
             in_flight: InFlight::new(),
@@ -306,8 +315,8 @@ impl Store {
         self.tree(&guard).leaves().cloned().collect()
     }
 
-    /// Puts new partitions in the place of an old one whose range they cover. The caller holds the old
-    /// one's lock and marks it dead afterwards.
+    /// Puts new partitions in the place of old ones whose ranges they cover. The caller holds the locks of the old
+    /// ones and marks them dead afterwards.
     pub(crate) fn replace_partition(&self, new: &[Arc<Partition>], guard: &Guard) {
         let _structure = self.structure.lock();
         let mut tree: Option<Tree<Partition>> = None;

@@ -9,14 +9,15 @@
 //! 3. No version is seen that was not begun when the read ended.
 //!
 //! Every eighth version deletes the group. In stores that delete ranges the keys of a group are neighbours, and it is
-//! deleted as one range.
+//! deleted as one range. Where the load moves they are neighbours too, and only a few groups are written at a time: partitions
+//! are divided where the load comes to, and joined where it was.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use lightkv::{Db, Scan, WriteBatch};
+use lightkv::{Counters, Db, Scan, WriteBatch};
 
 use super::generator;
 use super::medium::{Medium, OPTION_SETS};
@@ -33,6 +34,20 @@ const DELETE_EVERY: u64 = 8;
 /// How much longer than asked a run takes that has not flushed and split yet.
 const SLOW_MAX: Duration = Duration::from_secs(60);
 
+/// How long a moving load stays where it is.
+const STAY: Duration = Duration::from_millis(50);
+
+/// What the keys of a group have in common, and how it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pattern {
+    /// Nothing: they are spread over all keys.
+    Spread,
+    /// They are neighbours, and deleted as one range.
+    Ranges,
+    /// They are neighbours, and few groups are written at a time.
+    Moving,
+}
+
 #[derive(Debug, Default)]
 struct Group {
     /// Newest version whose write began, and whose write returned.
@@ -48,7 +63,8 @@ struct Stress {
     checkpoints: AtomicUsize,
     /// Set where the writers are so slow that each flush meets leaves too small to be split: then nobody flushes.
     lets_leaves_fill: AtomicBool,
-    deletes_ranges: bool,
+    pattern: Pattern,
+    start: Instant,
     seed: u64,
 }
 
@@ -62,17 +78,17 @@ impl Stress {
     }
 
     fn key(&self, place: usize, group: usize) -> Vec<u8> {
-        match self.deletes_ranges {
-            true => format!("{group:03}{place}").into_bytes(),
-            false => format!("{place}{group:03}").into_bytes(),
+        match self.pattern {
+            Pattern::Spread => format!("{place}{group:03}").into_bytes(),
+            Pattern::Ranges | Pattern::Moving => format!("{group:03}{place}").into_bytes(),
         }
     }
 
     fn place_and_group(&self, key: &[u8]) -> (usize, usize) {
         let text = std::str::from_utf8(key).expect("an ASCII key");
-        let (place, group) = match self.deletes_ranges {
-            true => (&text[3..], &text[..3]),
-            false => (&text[..1], &text[1..]),
+        let (place, group) = match self.pattern {
+            Pattern::Spread => (&text[..1], &text[1..]),
+            Pattern::Ranges | Pattern::Moving => (&text[3..], &text[..3]),
         };
         (
             place.parse().expect("a place"),
@@ -91,7 +107,7 @@ impl Stress {
     fn write_group(&self, random: &mut Random, at: usize) {
         let group = &self.groups[at];
         let version = group.begun.fetch_add(1, Ordering::SeqCst) + 1;
-        if self.deletes_ranges && version.is_multiple_of(DELETE_EVERY) {
+        if self.pattern == Pattern::Ranges && version.is_multiple_of(DELETE_EVERY) {
             let (low, high) = (self.key(0, at), self.key(PLACES, at));
             self.db.delete_range(&low[..]..&high[..]).expect("a range");
             group.acknowledged.store(version, Ordering::SeqCst);
@@ -163,10 +179,26 @@ impl Stress {
         versions
     }
 
+    /// One of the groups of a writer, of which there are as many as of each other.
+    fn choose_own(&self, random: &mut Random) -> usize {
+        let own = GROUPS / WRITERS;
+        if self.pattern == Pattern::Moving {
+            let moves = self.start.elapsed().as_nanos() / STAY.as_nanos();
+            // Far enough that what is left behind is left for a while.
+            return (moves as usize * 4 + random.below(2)) % own;
+        }
+        random.below(own)
+    }
+
+    /// Whether it has met what it is there for.
+    fn has_met(&self, counters: &Counters) -> bool {
+        self.medium.set.has_met(counters) && (self.pattern != Pattern::Moving || counters.joins > 0)
+    }
+
     fn write(&self, writer: usize) {
         let mut random = Random::new(self.seed ^ (writer as u64) << 32);
         while self.is_running() {
-            let group = random.below(GROUPS / WRITERS) * WRITERS + writer;
+            let group = self.choose_own(&mut random) * WRITERS + writer;
             self.write_group(&mut random, group);
         }
     }
@@ -260,7 +292,7 @@ impl Stress {
     }
 }
 
-fn stress(set_name: &str, time: Duration, seed: u64, deletes_ranges: bool) {
+fn stress(set_name: &str, time: Duration, seed: u64, pattern: Pattern) {
     let set = OPTION_SETS
         .iter()
         .find(|set| set.name == set_name)
@@ -273,7 +305,8 @@ fn stress(set_name: &str, time: Duration, seed: u64, deletes_ranges: bool) {
         stop: AtomicBool::new(false),
         checkpoints: AtomicUsize::new(0),
         lets_leaves_fill: AtomicBool::new(false),
-        deletes_ranges,
+        pattern,
+        start: Instant::now(),
         seed,
     };
     let stress = Arc::new(stress);
@@ -306,7 +339,7 @@ fn stress(set_name: &str, time: Duration, seed: u64, deletes_ranges: bool) {
     // A machine that is busy with something else may not get far in the given time.
     let has_done_all_kinds = || {
         let counters = stress.db.stats().counters;
-        set.has_met(&counters)
+        stress.has_met(&counters)
     };
     while stress.is_running()
         && (start.elapsed() < time || (!has_done_all_kinds() && start.elapsed() < time + SLOW_MAX))
@@ -325,14 +358,15 @@ fn stress(set_name: &str, time: Duration, seed: u64, deletes_ranges: bool) {
     let counters = stress.db.stats().counters;
     let written: u64 = stress.acknowledged().iter().sum();
     eprintln!(
-        "{set_name}, seed {seed}: {written} batches, {} splits, {} flushes, {} compactions, {} stalls, {} ranges",
+        "{set_name}, seed {seed}: {written} batches, {} splits, {} joins, {} flushes, {} compactions, {} stalls, {} ranges",
         counters.splits,
+        counters.joins,
         counters.flushes,
         counters.compactions,
         counters.stalls,
         counters.range_deletions
     );
-    assert!(set.has_met(&counters), "{set_name}: {counters:?}");
+    assert!(stress.has_met(&counters), "{set_name}: {counters:?}");
 
     let versions = stress.versions(stress.db.scan(..), false, "the last scan");
     let image = stress
@@ -352,33 +386,45 @@ fn stress(set_name: &str, time: Duration, seed: u64, deletes_ranges: bool) {
 }
 
 /// Each option set for the given time; `LIGHTKV_MODEL_STRESS_SECONDS` makes it longer.
-fn stress_sets(names: &[&str], deletes_ranges: bool) {
+fn stress_sets(names: &[&str], pattern: Pattern) {
     let seconds = number_from_environment("LIGHTKV_MODEL_STRESS_SECONDS", 2);
     let seed = number_from_environment("LIGHTKV_MODEL_SEED", 1);
     for name in names {
-        stress(name, Duration::from_secs(seconds), seed, deletes_ranges);
+        stress(name, Duration::from_secs(seconds), seed, pattern);
     }
 }
 
 #[test]
 fn concurrent_batches_are_seen_whole_with_a_journal() {
-    stress_sets(&["journal-tiny", "journal-one-leaf-lz4"], false);
+    stress_sets(&["journal-tiny", "journal-one-leaf-lz4"], Pattern::Spread);
 }
 
 #[test]
 fn concurrent_batches_are_seen_whole_with_a_pool() {
-    stress_sets(&["emulated-tiny", "emulated-one-leaf-lz4"], false);
+    stress_sets(&["emulated-tiny", "emulated-one-leaf-lz4"], Pattern::Spread);
 }
 
 #[test]
 fn concurrent_batches_are_seen_whole_with_hash_tables() {
-    stress_sets(&["hikv-tiny", "hikv-one-partition"], false);
+    stress_sets(&["hikv-tiny", "hikv-one-partition"], Pattern::Spread);
 }
 
 #[test]
 fn concurrent_range_deletions_are_seen_whole() {
-    stress_sets(&["journal-tiny", "emulated-tiny", "hikv-tiny"], true);
-    stress_sets(&["journal-one-leaf-lz4", "emulated-one-leaf-lz4"], true);
+    stress_sets(
+        &["journal-tiny", "emulated-tiny", "hikv-tiny"],
+        Pattern::Ranges,
+    );
+    stress_sets(
+        &["journal-one-leaf-lz4", "emulated-one-leaf-lz4"],
+        Pattern::Ranges,
+    );
+}
+
+#[test]
+fn partitions_follow_a_moving_load() {
+    let sets = ["journal-four-leaves-lz4", "emulated-four-leaves"];
+    stress_sets(&sets, Pattern::Moving);
 }
 
 #[test]

@@ -50,6 +50,7 @@ fn tuning(
     Tuning {
         buffer_bytes: Some(buffer_bytes),
         segment_bytes: Some(segment_bytes),
+        cold_after_bytes: Some(buffer_bytes / 16),
         leaf_entries: Some(leaf_entries),
         max_leaf_nodes: Some(max_leaf_nodes),
         normal_split_values_min: Some(normal_split_values_min),

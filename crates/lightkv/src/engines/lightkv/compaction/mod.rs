@@ -7,7 +7,7 @@
 //!
 //! Tables that a range deletion covers are dropped before all else. Where weights ask for nothing, tables are rewritten without
 //! what range deletions left (`deleted.rs`), or merged for their garbage (`garbage.rs`), or because scans have paid for fewer
-//! runs (`gather.rs`). `plan.rs` chooses, `merge.rs` writes, this file installs.
+//! runs (`gather.rs`), or rewritten so that their partition can be joined with another (`trim.rs`). `plan.rs` chooses, `merge.rs` writes, this file installs.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,12 +22,14 @@ pub(crate) use deleted::is_clean;
 use gather::ForScans;
 use merge::MergeOutput;
 use plan::{Action, Plan, Policy, apply, merge_clusters};
+pub(crate) use trim::reaches_over;
 
 mod deleted;
 mod garbage;
 mod gather;
 mod merge;
 mod plan;
+mod trim;
 
 impl Store {
     fn policy(&self) -> Policy {
@@ -58,6 +60,15 @@ impl Store {
             .or_else(rewritten)
             .or_else(for_garbage)
             .or_else(|| self.choose_plan_for_scans(partition, tables))
+            .or_else(|| {
+                // Relaxed: a wish, told before the partition is considered.
+                let plan = (partition.trim.load(Ordering::Relaxed))
+                    .then(|| policy.choose_trim(tables, lower, upper))?;
+                if plan.is_none() {
+                    partition.trim.store(false, Ordering::Relaxed);
+                }
+                plan
+            })
     }
 
     fn choose_plan_for_scans(
@@ -217,7 +228,11 @@ impl Store {
 
     /// Gives a partition back after a compaction, and queues it again if its tables ask for another.
     fn end_claim(&self, partition: &Arc<Partition>) {
-        partition.lock().compacting = false;
+        {
+            let mut writer = partition.lock();
+            writer.compacting = false;
+            self.split_if_large(partition, &mut writer, &crossbeam_epoch::pin());
+        }
         self.consider_compaction(partition);
     }
 
