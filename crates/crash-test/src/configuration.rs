@@ -165,6 +165,7 @@ impl Configuration {
             leaf_entries: Some(self.leaf_entries),
             max_leaf_nodes: Some(self.max_leaf_nodes),
             normal_split_values_min: Some(4),
+            cold_after_bytes: Some(256),
             chunk_bytes: Some(match self.engine {
                 EngineKind::LightKv => 1 << 10,
                 _ => 4 << 10,

@@ -51,6 +51,9 @@ counts! {
     compactions,
     /// Splits of first lives.
     splits,
+    /// Joins of partitions in first lives.
+    #[serde(default)]
+    joins,
     /// Moments at which first lives could have crashed.
     cuts,
     /// Cuts of which every combination of every outcome was tried, torn words included.
@@ -88,6 +91,7 @@ impl Counts {
         add(&self.flushes, life.work.flushes);
         add(&self.compactions, life.work.compactions);
         add(&self.splits, life.work.splits);
+        add(&self.joins, life.work.joins);
     }
 
     pub(crate) fn covered(&self, coverage: Coverage) {

@@ -90,6 +90,8 @@ pub struct Work {
     pub compactions: u64,
     /// Splits of leaves.
     pub splits: u64,
+    /// Partitions that were joined with a neighbour.
+    pub joins: u64,
 }
 
 /// What the observers of the media share with the life.
@@ -318,6 +320,7 @@ impl Living<'_> {
             self.work.flushes += counters.flushes;
             self.work.compactions += counters.compactions;
             self.work.splits += counters.splits;
+            self.work.joins += counters.joins;
         }
     }
 }

@@ -11,6 +11,7 @@ use lightkv_crash_test::explorer::{Explorer, Plan};
 use lightkv_crash_test::script::{Replay, Script, ScriptedLife};
 
 mod errors;
+mod joins;
 mod pool;
 mod scripts;
 mod seeded_bugs;
