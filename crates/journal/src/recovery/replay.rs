@@ -293,6 +293,11 @@ impl Walk<'_> {
             let capacity_bytes = known.header.capacity_bytes.min(known.len_bytes);
             let seed = EntrySeed::new(recovered.store_identity, file_generation);
             let reader = EntryReader::new(&known.file, seed, capacity_bytes);
+            // The kernel has read ahead of the replay, into what was reserved and never written: such pages of zeros would
+            // pass for data, and each that is read brings the next ones. A hint, so its failure is none.
+            let _ = known
+                .file
+                .drop_from_cache(start, capacity_bytes.saturating_sub(start));
             let in_file = reader.highest_synced_after(file_generation, start, hole)?;
             let staged = recovered.highest_staged_after(file_generation, start, hole)?;
             if let Some(synced) = in_file.max(staged) {
