@@ -543,8 +543,13 @@ impl Segment {
 
     /// Removes files when the last reader of this segment is gone.
     pub(crate) fn remove_files_on_drop(&self, vfs: Arc<dyn Vfs>, paths: Vec<PathBuf>) {
-        if !paths.is_empty() {
-            *self.obsolete_files.lock() = Some((vfs, paths));
+        if paths.is_empty() {
+            return;
+        }
+        // Several partitions may have flushed it, each its part.
+        match &mut *self.obsolete_files.lock() {
+            Some((_, known)) => known.extend(paths),
+            none => *none = Some((vfs, paths)),
         }
     }
 

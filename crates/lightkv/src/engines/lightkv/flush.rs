@@ -24,6 +24,7 @@ use super::key_sketch::KeySketch;
 use super::manifest::{ManifestEdit, PartitionEdit, PartitionTable as ListedTable, TableMetadata};
 use super::partition::{Leaf, Partition, PartitionTable};
 use super::range_deletions::Retention;
+use super::sorted_view::SortedEntry;
 use super::store::Store;
 use super::table_list::TableList;
 use super::table_set::{table_path, value_path};
@@ -37,6 +38,8 @@ struct Flushed {
     tables: Vec<TableMetadata>,
     /// Value files whose last reference was dropped.
     orphaned_values: Vec<u64>,
+    /// The partition's share of the leaf, in bytes of the buffer.
+    share_bytes: u64,
 }
 
 /// What must be safe before a table of a flush exists.
@@ -209,7 +212,7 @@ impl Store {
         };
         // A flush that writes no table is recorded, too.
         let written = self
-            .write_leaf(&leaf, &below, &retention, &history, &mut flushed)
+            .write_leaf(partition, &leaf, &below, &retention, &history, &mut flushed)
             .and_then(|()| self.secure_history(&history));
         if let Err(error) = written {
             // Nothing names the tables that were finished before.
@@ -218,16 +221,20 @@ impl Store {
             }
             return Err(error);
         }
+        let share_bytes = flushed.share_bytes;
         self.install_flush(partition, &leaf, flushed_through, flushed)?;
         let bytes = leaf.segment.bytes();
+        let is_flushed = leaf.end_flush();
         drop(leaf);
         // Relaxed: a clock that hints at what is cold.
-        self.flushed_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.pacing.flushed(bytes, start.elapsed());
+        self.flushed_bytes.fetch_add(share_bytes, Ordering::Relaxed);
+        self.pacing.flushed(share_bytes, start.elapsed());
         self.release_journal()?;
         self.background.collect_discarded(self);
         // Only now: until its runs are free, the space is still on its way.
-        self.frozen_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if is_flushed {
+            self.frozen_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
         Ok(())
     }
 
@@ -252,10 +259,12 @@ impl Store {
         self.finish_table(writer, retention)
     }
 
-    /// Writes what is still needed of a frozen leaf. `below` are the tables under it: merges may replace
+    /// Writes what is still needed of a frozen leaf, as far as it lies in the partition: others list the leaf as well if the
+    /// partition was split since it was frozen. `below` are the tables under it: merges may replace
     /// them meanwhile, but never bring a key to where none of them has one.
     fn write_leaf(
         &self,
+        partition: &Partition,
         leaf: &Leaf,
         below: &TableList,
         retention: &Retention,
@@ -263,12 +272,21 @@ impl Store {
         flushed: &mut Flushed,
     ) -> Result<()> {
         let sorted = leaf.sorted(&self.buffer).whole(&self.buffer);
-        let mut starts = wide_gaps(sorted.len(), |at| {
-            // SAFETY: the flush holds the leaf, which keeps its records.
-            unsafe { self.buffer.record(sorted[at].offset) }.key
-        })
-        .into_iter()
-        .peekable();
+        // SAFETY: the flush holds the leaf, which keeps its records.
+        let key_of = |entry: &SortedEntry| unsafe { self.buffer.record(entry.offset) }.key;
+        let first = sorted.partition_point(|entry| key_of(entry) < &*partition.lower);
+        let end = partition.upper.as_deref().map_or(sorted.len(), |upper| {
+            sorted.partition_point(|entry| key_of(entry) < upper)
+        });
+        let bytes = leaf.segment.bytes();
+        flushed.share_bytes = match sorted.len() as u64 {
+            0 => bytes,
+            entries => (u128::from(bytes) * (end - first) as u128 / u128::from(entries)) as u64,
+        };
+        let sorted = &sorted[first..end];
+        let mut starts = wide_gaps(sorted.len(), |at| key_of(&sorted[at]))
+            .into_iter()
+            .peekable();
         let mut writer: Option<TableWriter> = None;
         let mut versions = Vec::new();
         for (at, entry) in sorted.iter().enumerate() {
@@ -397,7 +415,7 @@ impl Store {
         flushed: Flushed,
     ) -> Result<()> {
         // Keeps other changes of the table list away; writers go on meanwhile. A split cannot happen:
-        // there is a frozen leaf.
+        // a flush is under way.
         let _installing = partition.installing.lock();
         let guard = crossbeam_epoch::pin();
         let mut tables = partition.view(&guard).tables.by_age().to_vec();
@@ -423,21 +441,23 @@ impl Store {
         view.frozen.pop();
         view.tables = tables;
         self.counters.flushes.fetch_add(1, Ordering::Relaxed);
-        let is_more = !view.frozen.is_empty();
-        if self.is_worth_a_leaf(leaf.segment.bytes()) {
+        if self.is_worth_a_leaf(flushed.share_bytes) {
             let flushed_bytes = self.flushed_bytes.load(Ordering::Relaxed);
             partition
                 .busy_at_bytes
                 .store(flushed_bytes, Ordering::Relaxed);
         }
+        let is_more = !view.frozen.is_empty();
         partition.publish(&mut writer, view, &guard);
+        writer.flushing = false;
+        if self.split_if_large(partition, &mut writer, &guard) {
+            // Its halves are queued, and looked at.
+            return Ok(());
+        }
         // Queued only now: another thread may take the job at once, and must not see this leaf again.
         writer.flushing = is_more;
         if is_more {
             self.background.queue_flush(partition.clone());
-        } else if self.split_if_large(partition, &mut writer, &guard) {
-            // Its halves are looked at.
-            return Ok(());
         }
         self.claim_for_compaction(partition, &mut writer, wants_merge);
         Ok(())

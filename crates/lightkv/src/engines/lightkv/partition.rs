@@ -13,7 +13,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam_epoch::{Atomic, Guard, Owned};
 use lightkv_pmem::LineTail;
@@ -36,6 +36,9 @@ pub(crate) struct Leaf {
     /// What all its keys start with (padded with zeros): the bytes before the slices of the index.
     prefix: Box<[u8]>,
     sorted: Mutex<Option<Arc<SortedView>>>,
+    /// Partitions that have to flush it, each what lies within its bounds: more than one if it was frozen when its partition
+    /// was split. Changed under the lock of a partition that lists it.
+    flushes_left: AtomicUsize,
 }
 
 impl fmt::Debug for Leaf {
@@ -56,6 +59,7 @@ impl Leaf {
             segment,
             prefix: prefix.into(),
             sorted: Mutex::new(None),
+            flushes_left: AtomicUsize::new(1),
         })
     }
 
@@ -96,6 +100,17 @@ impl Leaf {
         view.map_or(0, |view| view.memory_bytes())
     }
 
+    /// Notes that one more partition has to flush it.
+    pub(crate) fn share_flush(&self) {
+        // Relaxed, here and below: the queue of flushes passes it on.
+        self.flushes_left.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes that a partition has flushed it; tells whether that was the last one.
+    pub(crate) fn end_flush(&self) -> bool {
+        self.flushes_left.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
     /// The same leaf with a larger hash table; keeps the sorted view.
     pub(crate) fn grown(&self, capacity: usize) -> Arc<Self> {
         Arc::new(Self {
@@ -104,6 +119,7 @@ impl Leaf {
             prefix: self.prefix.clone(),
             // A scan that is sorting keeps its view; the next one sorts anew. A put does not wait for it.
             sorted: Mutex::new(self.sorted.try_lock().and_then(|sorted| sorted.clone())),
+            flushes_left: AtomicUsize::new(1),
         })
     }
 }

@@ -74,13 +74,15 @@ impl Store {
     }
 
     /// Splits a partition whose writers could not, because of a flush or a merge that has just ended: one that is always
-    /// busy would otherwise hardly ever be split.
+    /// busy would otherwise never be split.
     pub(crate) fn split_if_large(
         &self,
         partition: &Arc<Partition>,
         writer: &mut Writer,
         guard: &Guard,
     ) -> bool {
+        // That they could not says nothing about whether there is a boundary.
+        writer.split_again_bytes = 0;
         !writer.dead && self.is_splittable(writer) && self.split(partition, writer, guard)
     }
 
@@ -188,6 +190,10 @@ impl Store {
     }
 
     /// Replaces a partition by two halves of its top leaf. False if it may not or cannot be split.
+    ///
+    /// INVARIANT. No flush and no merge of it is queued or under way: whoever is at one has a reference to this partition, and
+    /// would record its result in one that is gone. Frozen leaves that wait are listed by both halves, and each half flushes
+    /// its part of them: they are queued again here.
     pub(crate) fn split(
         &self,
         partition: &Arc<Partition>,
@@ -199,7 +205,7 @@ impl Store {
             self.ask_for_room(view);
             return false;
         }
-        if writer.compacting || writer.flushing || !view.frozen.is_empty() {
+        if writer.compacting || writer.flushing {
             return false;
         }
         let Some((prefix, moving, boundary)) = self.choose_boundary(partition, &view.top) else {
@@ -234,7 +240,8 @@ impl Store {
                 flushed_through,
                 View {
                     top,
-                    frozen: Vec::new(),
+                    // Shared: each half flushes what lies within its bounds.
+                    frozen: view.frozen.clone(),
                     tables: TableList::new(tables, lower),
                 },
             )
@@ -251,11 +258,16 @@ impl Store {
         let now = self.flushed_bytes.load(Ordering::Relaxed);
         for half in &halves {
             half.busy_at_bytes.store(now, Ordering::Relaxed);
+            half.lock().flushing = !view.frozen.is_empty();
         }
+        view.frozen.iter().for_each(|leaf| leaf.share_flush());
         self.replace_partition(&halves, guard);
         writer.dead = true;
         self.set_merge_debt(partition, 0);
         for half in &halves {
+            if !view.frozen.is_empty() {
+                self.background.queue_flush(half.clone());
+            }
             if !half.view(guard).tables.is_empty() {
                 self.background.queue_consideration(half);
             }
