@@ -14,6 +14,10 @@ use crate::units::Units;
 /// that only short ones could fill.
 const SINGLE_PART: usize = 4;
 
+/// Chunks of that length are for large caches, and become full. With small pages each get of a record in one waits for entries of page tables
+/// that are in no cache either: on a virtual machine that took as long as the record itself.
+const LARGE_PAGES_FROM_BYTES: usize = 2 << 20;
+
 /// A mapping, and which of its units are free. Dropped, and so unmapped, with the last string in it, once the
 /// arena does not list it any more.
 #[derive(Debug)]
@@ -32,6 +36,9 @@ pub(crate) struct Chunk {
 impl Chunk {
     fn new(len_bytes: usize, single: bool, mapped_bytes: &Arc<AtomicU64>) -> Option<Arc<Self>> {
         let memory = Mapping::new(len_bytes).ok()?;
+        if !single && len_bytes >= LARGE_PAGES_FROM_BYTES {
+            memory.prefer_large_pages();
+        }
         let count = u32::try_from(len_bytes / UNIT_BYTES).ok()?;
         mapped_bytes.fetch_add(len_bytes as u64, Ordering::Relaxed);
         Some(Arc::new(Self {

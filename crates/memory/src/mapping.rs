@@ -34,6 +34,24 @@ impl Mapping {
         Ok(Self { start, len_bytes })
     }
 
+    /// Asks for large pages, where all of one lies in it: for memory that is touched everywhere and at random. A hint.
+    #[cfg(not(miri))]
+    pub(crate) fn prefer_large_pages(&self) {
+        use rustix::mm::{Advice, madvise};
+        // SAFETY: exactly what `new` obtained, and the advice changes no byte of it. A kernel without large pages refuses.
+        let _ = unsafe {
+            madvise(
+                self.start.as_ptr().cast(),
+                self.len_bytes,
+                Advice::LinuxHugepage,
+            )
+        };
+    }
+
+    /// Miri has no pages.
+    #[cfg(miri)]
+    pub(crate) fn prefer_large_pages(&self) {}
+
     /// The same memory, moved if need be, with zeros behind it. `len_bytes` as in [`Mapping::new`], and no less
     /// than before. Gone if that fails.
     #[cfg(not(miri))]

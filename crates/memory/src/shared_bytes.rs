@@ -89,6 +89,20 @@ impl SharedBytes {
         units_for(self.len()).map_or(0, |units| units as usize * UNIT_BYTES)
     }
 
+    /// The line of its memory, counted from 0, in which a byte lies.
+    pub fn line_of(&self, at: usize) -> usize {
+        (HEADER_BYTES + at) / UNIT_BYTES
+    }
+
+    /// Asks for some lines of its memory. A hint that reads nothing, so it does not look whether the lines are all of this string.
+    #[inline]
+    pub fn prefetch_lines(&self, first: usize, count: usize) {
+        let start = self.header.as_ptr().cast::<u8>();
+        for line in first..first + count {
+            prefetch_line(start.wrapping_add(line * UNIT_BYTES));
+        }
+    }
+
     /// Whether its chunk was given up: the memory returns to the system when all strings in it are gone.
     pub fn is_leaving(&self) -> bool {
         self.chunk().is_leaving()

@@ -303,8 +303,8 @@ impl TableCache {
     /// Whether all open tables fit, so that gets should leave whole blocks.
     pub(crate) fn holds_all_tables(&self) -> bool {
         let table_bytes = self.open_table_bytes.load(Ordering::Relaxed);
-        // Entries of blocks of the smallest usual size cost a few per cent more than the file.
-        table_bytes + table_bytes / 8 <= self.capacity_bytes()
+        // Of blocks of the smallest usual size, index, slot, entry of the policy and rounding cost that much more than the file.
+        table_bytes + table_bytes / 7 <= self.capacity_bytes()
     }
 
     /// Whether there is room for the records of all open tables beside their blocks. Then gets leave both:

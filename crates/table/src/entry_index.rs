@@ -27,7 +27,7 @@ use crate::block_builder::common_prefix_len;
 use crate::error::Damage;
 use crate::reader::Found;
 use crate::table_layout::{read_u32, read_u64};
-use lightkv_memory::prefetch;
+use lightkv_memory::{SharedBytes, UNIT_BYTES, prefetch};
 
 const HEAD_BYTES: usize = 16;
 const ENTRY_BYTES: usize = 6;
@@ -37,6 +37,82 @@ const PAYLOAD_PART: usize = 12;
 const INDEX_AHEAD_BYTES: usize = 128;
 /// What of a record is asked for as soon as its place is known.
 const RECORD_AHEAD_BYTES: usize = 256;
+
+/// Blocks of more entries have no hints.
+const HINTS_MAX: usize = 24;
+
+/// What the slot of a block knows of its index (`block_slots.rs`): for each entry a byte of its tag, and the line of the block's memory in which
+/// the entry begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Hints {
+    tags: [u8; HINTS_MAX],
+    lines: [u8; HINTS_MAX],
+}
+
+/// The hints of an indexed block; none if it has no index, or too many entries.
+pub(crate) fn hints(bytes: &SharedBytes) -> Hints {
+    hints_of(bytes).unwrap_or_default()
+}
+
+fn hints_of(bytes: &SharedBytes) -> Option<Hints> {
+    let mut hints = Hints::default();
+    let count = usize::from(read_u16(bytes, 12)?);
+    let last = count.checked_sub(1)?;
+    let offsets_at = HEAD_BYTES + count * 2;
+    let middle_ends_at = offsets_at + count * 2;
+    let common_len = usize::from(read_u16(bytes, 14)?);
+    let middles_len = usize::from(read_u16(bytes, middle_ends_at + last * 2)?);
+    let payload_at = middle_ends_at + count * 2 + common_len + middles_len;
+    if count > HINTS_MAX {
+        return None;
+    }
+    for index in 0..count {
+        let at = payload_at + usize::from(read_u16(bytes, offsets_at + index * 2)?);
+        hints.tags[index] = hint_tag(read_u16(bytes, HEAD_BYTES + index * 2)?);
+        hints.lines[index] = u8::try_from(bytes.line_of(at)).ok()?;
+    }
+    Some(hints)
+}
+
+#[inline]
+fn hint_tag(tag: u16) -> u8 {
+    tag as u8
+}
+
+impl Hints {
+    /// The lines of the entries whose keys may have this hash; now and then of others.
+    #[inline]
+    fn lines_of(&self, hash: u64) -> impl Iterator<Item = usize> {
+        const LOW_BITS: u64 = u64::from_le_bytes([1; 8]);
+        const HIGH_BITS: u64 = LOW_BITS << 7;
+        let wanted = LOW_BITS * u64::from(hint_tag(tag_of(hash)));
+        let (tags, _) = self.tags.as_chunks::<8>();
+        tags.iter()
+            .zip(self.lines.as_chunks::<8>().0)
+            .flat_map(move |(tags, lines)| {
+                // The bytes that are equal become 0, and of those, and perhaps of some behind the first, the high bit is set.
+                let different = u64::from_le_bytes(*tags) ^ wanted;
+                let mut equal = different.wrapping_sub(LOW_BITS) & !different & HIGH_BITS;
+                std::iter::from_fn(move || {
+                    let line = lines.get(equal.trailing_zeros() as usize / 8)?;
+                    equal &= equal - 1;
+                    Some(usize::from(*line))
+                })
+            })
+    }
+}
+
+/// Asks for what [`find`] will look at, as far as the hints tell: all of it at once. Reads nothing of the block.
+#[inline]
+pub(crate) fn fetch(bytes: &SharedBytes, hints: &Hints, hash: u64) {
+    bytes.prefetch_lines(0, INDEX_AHEAD_BYTES / UNIT_BYTES + 1);
+    for line in hints.lines_of(hash) {
+        // Line 0 has the head of the index and no entry.
+        if line != 0 {
+            bytes.prefetch_lines(line, RECORD_AHEAD_BYTES / UNIT_BYTES + 1);
+        }
+    }
+}
 
 /// Of a key's hash, for a search among the keys of one block.
 #[inline]
@@ -120,7 +196,6 @@ fn entries(payload: Payload<'_>, hash: impl Fn(&[u8]) -> u64) -> Result<Option<V
 /// search can tell.
 #[inline]
 pub(crate) fn find(bytes: &[u8], key: &[u8], hash: u64, max_sequence: u64) -> Option<Found> {
-    prefetch(bytes.get(..INDEX_AHEAD_BYTES).unwrap_or_default());
     let count = usize::from(read_u16(bytes, 12)?);
     let common_len = usize::from(read_u16(bytes, 14)?);
     let offsets_at = HEAD_BYTES + count * 2;
@@ -293,6 +368,39 @@ mod tests {
             entry.1 = 2000 - number;
         }
         check(&entries, hash, true);
+    }
+
+    /// Without hints, or with wrong ones, a get is right and waits twice.
+    #[test]
+    fn hints_lead_to_the_line_of_the_entry() {
+        let arena = lightkv_memory::ByteArena::new(1 << 20);
+        for (count, has_hints) in [(1_u64, true), (20, true), (24, true), (25, false)] {
+            let keys = (0..count).map(|at| format!("user{:012}", at * 977));
+            let entries = values(keys, 500);
+            let (bytes, indexed) = indexed(&entries, hash);
+            assert_eq!(u64::from(indexed), count);
+            let block = arena.store(&[&bytes], |_| true).unwrap();
+            let hints = hints(&block);
+            assert_eq!(hints != Hints::default(), has_hints);
+            for (key, _, value) in entries.iter().filter(|_| has_hints) {
+                // The entry is one of those whose key's end and value stand here.
+                let end = [&key[key.len() - 1..], value].concat();
+                let ends_at = bytes.windows(end.len()).position(|part| part == end);
+                let line = block.line_of(ends_at.unwrap());
+                let mut lines = hints.lines_of(hash(key));
+                assert!(
+                    lines.any(|hint| hint == line || hint + 1 == line),
+                    "{key:?}"
+                );
+            }
+            let none = hints
+                .lines_of(!hash(&entries[0].0))
+                .filter(|line| *line != 0);
+            assert!(none.count() < 3);
+        }
+        let keys = (0..200).map(|at| format!("{at:08}"));
+        let block = arena.store(&[&indexed(&values(keys, 5), hash).0], |_| true);
+        assert_eq!(hints(&block.unwrap()), Hints::default());
     }
 
     #[test]

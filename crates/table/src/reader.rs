@@ -241,7 +241,7 @@ impl TableReader {
             // Somebody else is there.
             return InSlot::Nothing { is_empty: false };
         };
-        let Some(bytes) = &*slot else {
+        let Some(bytes) = slot.block(hash) else {
             return InSlot::Nothing { is_empty: true };
         };
         match entry_index::find(bytes, key, hash, max_sequence) {
@@ -297,8 +297,9 @@ impl TableReader {
     /// itself.
     #[inline]
     fn tell_policy(&self, block: u32, hash: u64) {
-        // Some keys at some times: the count goes up with each look-up, so that no key is always passed over.
-        const USES_LOG2: u32 = 4;
+        // Some keys at some times: the count goes up with each look-up, so that no key is always passed over. Each is four lines of
+        // memory one after the other, and as long as all tables fit little depends on it.
+        const USES_LOG2: u32 = 6;
         let mixed =
             (hash ^ self.shared.counters.leaf_probes.value()).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         if mixed >> (u64::BITS - USES_LOG2) == 0

@@ -51,7 +51,7 @@ fn open_all() -> (Arc<TableReader>, Model, Arc<TableShared>) {
     let shared = Arc::new(TableShared::new(CACHE_BYTES, 16));
     let reader = open(&vfs, options(), &shared);
     let file_len = reader.file_len_bytes();
-    assert!(file_len * 9 / 8 < CACHE_BYTES && file_len * 3 > CACHE_BYTES);
+    assert!(file_len * 8 / 7 < CACHE_BYTES && file_len * 3 > CACHE_BYTES);
     (reader, model, shared)
 }
 
@@ -98,7 +98,7 @@ fn a_table_takes_its_slots_with_it() {
     check(&reader, &model, 1);
     reader.forget_blocks();
     let emptied_bytes = shared.cache_memory_bytes();
-    let slot_bytes = u64::from(reader.blocks()) * 16;
+    let slot_bytes = u64::from(reader.blocks()) * 64;
     drop(reader);
     assert_eq!(shared.cache_memory_bytes(), emptied_bytes - slot_bytes);
     assert!(shared.cache_memory_bytes() >= before_bytes);

@@ -13,7 +13,8 @@ use parking_lot::{Mutex, RwLock};
 
 use super::pool_image_layout::CleanMark;
 use super::record_layout::{
-    ALIGNMENT, Extent, HEADER_LEN, Place, Record, RecordFields, encode_header, record_len,
+    ALIGNMENT, BATCH_EXTENSION_LEN, Extent, HEADER_LEN, Place, Record, RecordFields, encode_header,
+    record_len,
 };
 use crate::{Error, Result};
 
@@ -58,6 +59,13 @@ pub(crate) struct RunHandle {
     run: Run,
     /// Pool offset up to which records are complete and indexed.
     committed_end: AtomicU64,
+}
+
+/// A record's header, and its extension if it has one.
+#[derive(Debug)]
+pub(crate) struct EncodedHeader {
+    bytes: [u8; HEADER_LEN + BATCH_EXTENSION_LEN],
+    len: usize,
 }
 
 impl WriteBuffer {
@@ -255,13 +263,38 @@ impl WriteBuffer {
                     + record_len(fields.key.len(), fields.value.len(), fields.batch.is_some())
                     <= run.end()
         );
+        let header = self.encode(run, offset, fields);
+        self.store_encoded(offset, tail, &header, fields);
+    }
+
+    /// What comes before key and value of a record that is to be stored at `offset` of a run: its checksum covers all of it.
+    #[inline]
+    pub(crate) fn encode(
+        &self,
+        run: &RunHandle,
+        offset: u64,
+        fields: &RecordFields<'_>,
+    ) -> EncodedHeader {
         let place = self.persistent.then_some(Place {
             pool_identity: self.pool_identity,
             generation: run.run.generation,
             offset,
         });
-        let (header, len) = encode_header(fields, place);
-        let (header, extension) = header.split_first_chunk().expect("longer than a header");
+        let (bytes, len) = encode_header(fields, place);
+        EncodedHeader { bytes, len }
+    }
+
+    /// [`WriteBuffer::store`] with the header that [`WriteBuffer::encode`] made for the same place and fields.
+    #[inline]
+    pub(crate) fn store_encoded(
+        &self,
+        offset: u64,
+        tail: &mut LineTail,
+        header: &EncodedHeader,
+        fields: &RecordFields<'_>,
+    ) {
+        let EncodedHeader { bytes, len } = header;
+        let (header, extension) = bytes.split_first_chunk().expect("longer than a header");
         let extension = &extension[..len - HEADER_LEN];
         if extension.is_empty() {
             self.pool

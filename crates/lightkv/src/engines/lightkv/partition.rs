@@ -26,7 +26,7 @@ use super::scan_account::ScanAccount;
 use super::sorted_view::SortedView;
 use super::table_list::TableList;
 use super::table_set::Table;
-use super::top_leaf::TopLeaf;
+use super::top_leaf::{BucketsHint, TopLeaf};
 use crate::Result;
 
 /// A hash table over a segment, and the segment.
@@ -77,10 +77,9 @@ impl Leaf {
         }
     }
 
-    /// Asks for the lines that a put of a key with this signature reads and changes.
+    /// Asks for the lines that a put changes beside the buckets of its key.
     #[inline]
-    pub(crate) fn prefetch_for_write(&self, signature: u32) {
-        self.index.prefetch(signature);
+    fn prefetch_for_write(&self) {
         self.index.prefetch_counts();
         self.segment.prefetch_note();
     }
@@ -155,7 +154,7 @@ pub(crate) struct Partition {
     pub(crate) lower: Box<[u8]>,
     /// First key of the next partition; `None` for the last.
     pub(crate) upper: Option<Box<[u8]>>,
-    view: Atomic<View>,
+    place: ViewPlace,
     writer: Mutex<Writer>,
     /// Held to change the list of tables, in the manifest and then in the view. Taken before the lock
     /// of the writers, never after.
@@ -174,6 +173,16 @@ pub(crate) struct Partition {
     /// Its tables are to be rewritten so that none reaches over its bounds.
     pub(crate) trim: AtomicBool,
 }
+
+/// The view, and in the same line what a put needs of it first.
+#[derive(Debug)]
+#[repr(align(32))]
+struct ViewPlace {
+    view: Atomic<View>,
+    buckets: BucketsHint,
+}
+
+const _: () = assert!(size_of::<ViewPlace>() <= 32);
 
 /// What only the holder of a partition's lock touches.
 #[derive(Debug)]
@@ -213,7 +222,10 @@ impl Partition {
         Arc::new(Self {
             lower: lower.into(),
             upper: upper.map(Into::into),
-            view: Atomic::new(view),
+            place: ViewPlace {
+                buckets: BucketsHint::new(&top.index),
+                view: Atomic::new(view),
+            },
             writer: Mutex::new(Writer {
                 dead: false,
                 bottom,
@@ -252,12 +264,19 @@ impl Partition {
         self.writer.try_lock()
     }
 
+    /// Asks for the lines that a put of a key with this signature reads and changes: first for those that nobody has touched lately.
+    #[inline]
+    pub(crate) fn prefetch_for_write(&self, signature: u32, guard: &Guard) {
+        self.place.buckets.prefetch(signature);
+        self.view(guard).top.prefetch_for_write();
+    }
+
     /// The present view; what it lists stays while the guard lives.
     #[inline]
     pub(crate) fn view<'g>(&self, guard: &'g Guard) -> &'g View {
         // Acquire: pairs with the swap in `publish`. SAFETY: never null, and dropped only after the
         // guards that could have loaded it.
-        unsafe { self.view.load(Ordering::Acquire, guard).deref() }
+        unsafe { self.place.view.load(Ordering::Acquire, guard).deref() }
     }
 
     /// Replaces the view; `writer` proves that the caller holds the lock.
@@ -265,7 +284,11 @@ impl Partition {
         writer.top = view.top.clone();
         writer.bottom = view.is_bottom();
         writer.tombstones_max = view.tables.tombstones_max();
-        let old = self.view.swap(Owned::new(view), Ordering::AcqRel, guard);
+        self.place.buckets.set(&view.top.index);
+        let old = self
+            .place
+            .view
+            .swap(Owned::new(view), Ordering::AcqRel, guard);
         // SAFETY: the old view is unreachable for guards that begin from now on.
         unsafe { guard.defer_destroy(old) };
         // Hands it to all threads: it may be the last holder of buffer space that others wait for, and
@@ -287,7 +310,7 @@ impl Partition {
 
 impl Drop for Partition {
     fn drop(&mut self) {
-        let view = std::mem::replace(&mut self.view, Atomic::null());
+        let view = std::mem::replace(&mut self.place.view, Atomic::null());
         // SAFETY: nobody else has a reference to this partition any more, so nobody loads its view.
         drop(unsafe { view.into_owned() });
     }

@@ -39,7 +39,8 @@
 //! 3. *A key that is present throughout is found.* It stays in its slot until it is removed: an
 //!    update replaces the offset by one store, between two offsets of the same key. Whether the
 //!    extra buckets need a search is stored before the signature of point 2, and only ever read
-//!    too large (the bitmap) or exact for the slots in use (`extra_used`).
+//!    too large (the bitmap) or exact for the slots in use (`extra_used`). Whether any bucket does
+//!    (`was_used`) is stored before the first signature, and never changes again.
 //! 4. *A wrong offset is a miss of a removed key.* Signature and offset are loaded one after the
 //!    other, so they may belong to two keys that had the slot in turn. The visitor compares the
 //!    whole key, and takes the record for no match. Its own key was removed meanwhile, so "not
@@ -90,6 +91,9 @@ pub(crate) struct TopLeaf {
     /// At least two, so that the two buckets of a signature always differ.
     regular_count: usize,
     slice_base_bytes: u32,
+    /// 0 as long as nothing was ever inserted. A leaf that was just frozen leaves an empty one for as many entries, whose buckets are
+    /// in no cache, above all that gets look for.
+    was_used: AtomicU32,
     /// No slot at or after this one is in use; counted from the first extra slot.
     extra_used: AtomicU32,
     /// The bitmap of the signatures that went to the extra buckets. Bits are never cleared.
@@ -143,6 +147,68 @@ pub(crate) fn key_slice(key: &[u8], base_bytes: u32) -> u32 {
     }
 }
 
+/// The two buckets of a signature among `regular_count`, at least two.
+#[inline]
+fn candidates(signature: u32, regular_count: usize) -> [usize; 2] {
+    /// An odd number without a pattern: 2^32 divided by the golden ratio.
+    const MULTIPLIER: u32 = 0x9e37_79b9;
+    // `hash / 2^32` as a fraction of the count: no division, and any count will do.
+    let scale = |hash: u32, count: usize| ((u64::from(hash) * count as u64) >> 32) as usize;
+    let first = scale(signature, regular_count);
+    // A step of 1..count leads to any bucket but the first.
+    let step = 1 + scale(signature.wrapping_mul(MULTIPLIER), regular_count - 1);
+    let second = first + step;
+    [
+        first,
+        if second < regular_count {
+            second
+        } else {
+            second - regular_count
+        },
+    ]
+}
+
+/// Where the buckets of a partition's table are, beside the partition itself: a put asks for two of them before it has followed two more
+/// pointers to the table. They are what it waits for longest.
+///
+/// Only a hint. Both words are stored one after the other, and the table may be gone when they are loaded: then lines are asked for that
+/// nobody needs.
+#[derive(Debug)]
+pub(crate) struct BucketsHint {
+    // Not loom's: nothing depends on what is loaded.
+    first: std::sync::atomic::AtomicPtr<Bucket>,
+    /// At least two.
+    regular_count: std::sync::atomic::AtomicUsize,
+}
+
+impl BucketsHint {
+    pub(crate) fn new(table: &TopLeaf) -> BucketsHint {
+        BucketsHint {
+            first: table.buckets.as_ptr().cast_mut().into(),
+            regular_count: table.regular_count.into(),
+        }
+    }
+
+    /// Another table took the place of the one before.
+    pub(crate) fn set(&self, table: &TopLeaf) {
+        // Relaxed, as the loads: see above.
+        let first = table.buckets.as_ptr().cast_mut();
+        self.first.store(first, Ordering::Relaxed);
+        let regular_count = table.regular_count;
+        self.regular_count.store(regular_count, Ordering::Relaxed);
+    }
+
+    /// Asks for the buckets of a signature.
+    #[inline]
+    pub(crate) fn prefetch(&self, signature: u32) {
+        let first = self.first.load(Ordering::Relaxed);
+        let regular_count = self.regular_count.load(Ordering::Relaxed);
+        for bucket in candidates(signature, regular_count) {
+            processor::prefetch(first.wrapping_add(bucket));
+        }
+    }
+}
+
 impl TopLeaf {
     /// An empty table that holds about `capacity_entries` before it is full.
     ///
@@ -164,6 +230,7 @@ impl TopLeaf {
                 .collect(),
             regular_count,
             slice_base_bytes,
+            was_used: AtomicU32::new(0),
             extra_used: AtomicU32::new(0),
             extra_filter: (0..extra_count).map(|_| AtomicU64::new(0)).collect(),
             counts: CachePadded::new(Counts {
@@ -226,15 +293,26 @@ impl TopLeaf {
     /// Asks for the cache lines that [`TopLeaf::find`] and [`TopLeaf::lookup`] will need.
     #[inline]
     pub(crate) fn prefetch(&self, signature: u32) {
+        if !self.was_used() {
+            return;
+        }
         for bucket in self.candidates(signature) {
-            processor::prefetch(&self.buckets[bucket]);
+            processor::prefetch(&raw const self.buckets[bucket]);
         }
     }
 
     /// Asks for the line that an insertion changes beside its bucket.
     #[inline]
     pub(crate) fn prefetch_counts(&self) {
-        processor::prefetch(&*self.counts);
+        processor::prefetch(&raw const *self.counts);
+    }
+
+    /// False only if no entry was inserted yet.
+    #[inline]
+    fn was_used(&self) -> bool {
+        // Relaxed: stored before the signature of the first entry. Whoever must see an entry, because its insertion
+        // happened before, sees this as well; and whoever has seen one has seen this before.
+        self.was_used.load(Ordering::Relaxed) != 0
     }
 
     /// Calls `visit` with the offset of each entry of `signature` until it returns something.
@@ -247,6 +325,9 @@ impl TopLeaf {
         signature: u32,
         mut visit: impl FnMut(u64) -> Option<T>,
     ) -> Option<T> {
+        if !self.was_used() {
+            return None;
+        }
         for bucket in self.candidates(signature) {
             let bucket = &self.buckets[bucket];
             for lane in bucket.signatures().lanes_of(signature) {
@@ -356,6 +437,10 @@ impl TopLeaf {
         debug_assert_ne!(signature, 0, "0 marks an empty slot");
         let (bucket, lane) = self.place(slot);
         debug_assert_eq!(bucket.signature(lane), 0, "the slot is taken");
+        if !self.was_used() {
+            // Relaxed: the release store of the signature comes after it.
+            self.was_used.store(1, Ordering::Relaxed);
+        }
         // Release: a reader that still has the signature of the slot's last entry may load this
         // offset, and the record must be whole for it, too.
         bucket.offsets[lane].store(offset, Ordering::Release);
@@ -409,22 +494,7 @@ impl TopLeaf {
     /// The two buckets of a signature.
     #[inline]
     fn candidates(&self, signature: u32) -> [usize; 2] {
-        /// An odd number without a pattern: 2^32 divided by the golden ratio.
-        const MULTIPLIER: u32 = 0x9e37_79b9;
-        // `hash / 2^32` as a fraction of the count: no division, and any count will do.
-        let scale = |hash: u32, count: usize| ((u64::from(hash) * count as u64) >> 32) as usize;
-        let first = scale(signature, self.regular_count);
-        // A step of 1..count leads to any bucket but the first.
-        let step = 1 + scale(signature.wrapping_mul(MULTIPLIER), self.regular_count - 1);
-        let second = first + step;
-        [
-            first,
-            if second < self.regular_count {
-                second
-            } else {
-                second - self.regular_count
-            },
-        ]
+        candidates(signature, self.regular_count)
     }
 
     #[inline]
@@ -614,12 +684,12 @@ mod processor {
         _mm_set_epi64x, _mm_set1_epi32,
     };
 
-    /// Asks for the cache line at `target`, soon to be read.
+    /// Asks for the cache line at `target`, soon to be read. Any address will do.
     #[inline]
-    pub(super) fn prefetch<T>(target: &T) {
+    pub(super) fn prefetch<T>(target: *const T) {
         // SAFETY: a prefetch is a hint that reads nothing and faults nowhere, and every x86-64
         // processor has the instruction.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(target).cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(target.cast()) }
     }
 
     /// Which of the four 32-bit lanes equal `value`, one bit each.
@@ -637,7 +707,7 @@ mod processor {
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 mod processor {
     #[inline]
-    pub(super) fn prefetch<T>(_target: &T) {}
+    pub(super) fn prefetch<T>(_target: *const T) {}
 
     #[inline]
     pub(super) fn equal_lanes(words: [u64; 2], value: u32) -> u32 {

@@ -116,10 +116,7 @@ impl Store {
             let guard = crossbeam_epoch::pin();
             let partition = self.route(operation.key, &guard);
             // What the put will need is on its way while the checksum is computed and the lock taken.
-            partition
-                .view(&guard)
-                .top
-                .prefetch_for_write(operation.signature);
+            partition.prefetch_for_write(operation.signature, &guard);
             if payload.is_none() && self.journal.get().is_some() {
                 payload = Some(Payload::new(&parts)?);
             }
@@ -216,29 +213,35 @@ impl Store {
                 (sequence, u64::MAX, JournalPosition::from_u64(0))
             }
         };
-        // Only now: the buckets have come from memory while the journal took its copy. Growing, should it
-        // be necessary, neither fails nor waits.
-        let mut lookup = self.look_up(&writer.top, operation.key, operation.signature);
-        if let Lookup::Full = lookup {
-            lookup = self.look_up_growing(operation, writer);
-        }
-        let previous = match lookup {
-            Lookup::Found { offset, .. } => offset,
-            _ => 0,
-        };
-        let fields = RecordFields {
+        let offset = writer.cursor;
+        let mut fields = RecordFields {
             kind: operation.kind,
             sequence,
-            previous,
+            // As nearly all have it that were not there before.
+            previous: 0,
             signature: operation.signature,
             batch: None,
             key: operation.key,
             value: &operation.value,
         };
-        let offset = writer.cursor;
+        let run = writer.run.as_ref().expect("room was reserved");
+        let mut header = self.buffer.encode(run, offset, &fields);
+        // Only now: the buckets have come from memory while the journal took its copy and the record's checksum was
+        // computed. Growing, should it be necessary, neither fails nor waits.
+        let mut lookup = self.look_up(&writer.top, operation.key, operation.signature);
+        if let Lookup::Full = lookup {
+            lookup = self.look_up_growing(operation, writer);
+        }
         let Writer { run, tail, .. } = &mut **writer;
-        let run = run.as_ref().expect("room was reserved");
-        self.buffer.store(run, offset, tail, &fields);
+        if let Lookup::Found {
+            offset: previous, ..
+        } = lookup
+        {
+            fields.previous = previous;
+            let run = run.as_ref().expect("room was reserved");
+            header = self.buffer.encode(run, offset, &fields);
+        }
+        self.buffer.store_encoded(offset, tail, &header, &fields);
         // Invariant 1. The one fence of a put: it also makes a run's allocation durable.
         self.buffer.fence();
         self.index(writer, operation, offset, lookup);
