@@ -27,6 +27,7 @@
 //!     extent_bytes: 1 << 18,
 //!     segment_unit_bytes: 32 << 10,
 //!     block_unit_bytes: 1 << 10,
+//!     always_flush: false,
 //!     faults: Default::default(),
 //! };
 //! let pool = Pool::create(options.clone())?;
@@ -75,7 +76,8 @@ pub use crate::emulated::EmulatedBacking;
 pub use crate::error::{PmemError, Result};
 pub use crate::faults::{PoolCall, PoolFault, PoolFaultKind, PoolFaults};
 pub use crate::options::{
-    Arena, EmulatedMedium, Granularity, PoolCounters, PoolOptions, Run, SourceKind, SourceRequest,
+    Arena, EmulatedMedium, Granularity, LargePageUse, PoolCounters, PoolOptions, Run, SourceKind,
+    SourceRequest,
 };
 pub use crate::persistence::{
     CrashChooser, DropAll, KeepAll, PersistenceModel, PoolImage, SeededChooser,

@@ -18,7 +18,8 @@ use crate::inspection::{SoundExtent, check_extents, find_in_backing, find_in_dir
 use crate::large_pages::LargePages;
 use crate::map::{LARGE_PAGE_BYTES, Mapping};
 use crate::options::{
-    Arena, EmulatedMedium, Granularity, PoolCounters, PoolOptions, SourceKind, SourceRequest,
+    Arena, EmulatedMedium, Granularity, LargePageUse, PoolCounters, PoolOptions, SourceKind,
+    SourceRequest,
 };
 use crate::pool_layout::{
     ExtentGeometry, ExtentHeader, FLOOR_OFFSET, HEADER_PAGE_BYTES, MAX_GENERATION, UnitState,
@@ -31,9 +32,18 @@ use crate::store::{self, Instructions};
 /// sources cost each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Flush and fence. Files of page granularity run the same instructions as DAX, so that what
-    /// is counted on any machine is what runs on persistent memory.
+    /// Flush and fence.
     FlushAndFence,
+    /// Files of page granularity: all is counted as above, so that what is counted on any machine is what runs on
+    /// persistent memory, but nothing is flushed, and a fence is executed only behind streamed stores.
+    ///
+    /// INVARIANT: whatever instruction a process is killed at, the pages of the kernel hold all stores before it in
+    /// program order and none behind it; and no other thread sees a store without those before it. A flush has no part in
+    /// that: it moves bytes from the caches to memory, and both outlive the process. x86 makes plain stores
+    /// visible in program order, so between them a fence has to hold up the compiler only. Streamed stores become visible at
+    /// any time, so the next fence of their thread is executed ([`HAS_STREAMED`]). A sync of the files needs nothing
+    /// either: the kernel writes back what it sees.
+    OrderOnly,
     /// Caches are persistent: a fence is enough.
     FenceOnly,
     /// Volatile memory: nothing.
@@ -55,6 +65,13 @@ enum Source {
     Directory(DirectorySource),
     Emulated(EmulatedBacking),
     Volatile,
+}
+
+impl Source {
+    /// Memory whose latency is measured, and not what it keeps.
+    fn is_measured_emulation(&self) -> bool {
+        matches!(self, Source::Emulated(backing) if !backing.is_tracked())
+    }
 }
 
 /// What changes when the pool grows.
@@ -83,6 +100,8 @@ pub struct Pool {
     pub(crate) mapped_bytes: AtomicU64,
     /// Before this offset plain DRAM was faulted in by [`Pool::reserve`].
     pub(crate) populated_bytes: AtomicU64,
+    /// Before this offset [`Pool::use_large_page`] has tried.
+    collapsed_bytes: AtomicU64,
     /// Found out when plain DRAM was faulted in.
     pub(crate) large_pages: LargePages,
     pub(crate) mode: Mode,
@@ -99,6 +118,7 @@ pub struct Pool {
     files: ExtentFiles,
     kind: SourceKind,
     granularity: Granularity,
+    always_flush: bool,
     identity: u64,
     engine_kind: u32,
     max_bytes: u64,
@@ -254,6 +274,7 @@ impl Pool {
             base: mapping.base(),
             mapped_bytes: AtomicU64::new(0),
             populated_bytes: AtomicU64::new(0),
+            collapsed_bytes: AtomicU64::new(0),
             large_pages: LargePages::new(),
             mode: if volatile {
                 Mode::Nothing
@@ -273,6 +294,7 @@ impl Pool {
             files,
             kind,
             granularity,
+            always_flush: options.always_flush,
             identity: options.identity,
             engine_kind: options.engine_kind,
             max_bytes,
@@ -369,6 +391,7 @@ impl Pool {
             (self.kind, self.granularity) = (kind, granularity);
             self.mode = match granularity {
                 Granularity::Byte => Mode::FenceOnly,
+                Granularity::Page if !self.always_flush => Mode::OrderOnly,
                 Granularity::CacheLine | Granularity::Page => Mode::FlushAndFence,
             };
         }
@@ -575,6 +598,33 @@ impl Pool {
         }
     }
 
+    /// Puts one more part of a pool on tmpfs, from its beginning, into a large page: the processor translates their addresses
+    /// faster, and tmpfs has none unless it is mounted so. `None` if there is nothing left to do.
+    ///
+    /// Takes as long as it takes to copy the part, or several times that where a host has to give the memory first; threads that touch the part
+    /// meanwhile wait. So it is for times in which nobody waits for the caller. Contents, durability and sizes are what they were.
+    pub fn use_large_page(&self) -> Option<LargePageUse> {
+        let is_possible = self.kind == SourceKind::MemoryFile
+            && self.extent_bytes.is_multiple_of(LARGE_PAGE_BYTES);
+        // Relaxed: it only shares the parts out.
+        let offset = self.collapsed_bytes.load(Ordering::Relaxed);
+        if !is_possible || offset.saturating_add(LARGE_PAGE_BYTES) > self.size_bytes() {
+            return None;
+        }
+        let next = match self.mapping.collapse(offset) {
+            Ok(()) => offset + LARGE_PAGE_BYTES,
+            // A kernel that cannot, now and later, or a part that lies in two extents.
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => u64::MAX,
+            Err(_) => {
+                self.collapsed_bytes
+                    .store(offset + LARGE_PAGE_BYTES, Ordering::Relaxed);
+                return Some(LargePageUse::Refused);
+            }
+        };
+        self.collapsed_bytes.store(next, Ordering::Relaxed);
+        (next != u64::MAX).then_some(LargePageUse::Used)
+    }
+
     /// Name of the pool in errors.
     pub(crate) fn place_path(&self) -> &Path {
         &self.place
@@ -753,6 +803,11 @@ fn map_new_extent(
             mapped
                 .and_then(|()| mapping.map_anonymous(place, bytes))
                 .map_err(|error| PmemError::io(&name, "mmap", error))?;
+            if growth.source.is_measured_emulation() {
+                // As persistent memory is mapped, and there before it is stored to.
+                mapping.prefer_large_pages(place, bytes);
+                mapping.populate(place, bytes, LARGE_PAGE_BYTES);
+            }
             name
         }
     };

@@ -309,3 +309,49 @@ fn a_full_medium_is_a_typed_error_and_the_pool_goes_on() {
         "nothing is left behind"
     );
 }
+
+#[test]
+fn a_pool_on_tmpfs_keeps_what_it_holds_when_it_gets_large_pages() {
+    let Ok(directory) = tempfile::tempdir_in("/dev/shm") else {
+        return;
+    };
+    let mut options = in_directory(directory.path());
+    // Two extents, of as many large pages and of one.
+    (options.max_bytes, options.extent_bytes) = (8 << 20, 4 << 20);
+    options.block_unit_bytes = 0;
+    let pool = Pool::create(options).unwrap();
+    let run = pool.allocate(Arena::Segments, 1, 0).unwrap().unwrap();
+    let words = |round: u64| (0..512).map(move |index| (run.offset + index * 8, round + index));
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Stores go on meanwhile, and none is lost.
+        scope.spawn(|| {
+            let mut round = 0;
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                round += 1;
+                words(round).for_each(|(offset, value)| pool.store_u64(offset, value));
+                for (offset, value) in words(round) {
+                    assert_eq!(pool.load_u64(offset), value);
+                }
+            }
+        });
+        let mut parts = 0;
+        while let Some(_part) = pool.use_large_page() {
+            parts += 1;
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        // None where the kernel cannot.
+        assert!(parts <= pool.size_bytes() >> 21);
+    });
+    assert_eq!(pool.use_large_page(), None);
+    let units = pool.arena_capacity(Arena::Segments) / 4096;
+    assert!(
+        pool.allocate(Arena::Segments, units as u32, 0)
+            .unwrap()
+            .is_some()
+    );
+    assert!(pool.size_bytes() > 4 << 20, "it has grown");
+    let in_files = tempfile::tempdir().unwrap();
+    let other = Pool::create(in_directory(in_files.path())).unwrap();
+    assert_eq!(other.use_large_page(), None);
+}
