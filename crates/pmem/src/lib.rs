@@ -76,8 +76,7 @@ pub use crate::emulated::EmulatedBacking;
 pub use crate::error::{PmemError, Result};
 pub use crate::faults::{PoolCall, PoolFault, PoolFaultKind, PoolFaults};
 pub use crate::options::{
-    Arena, EmulatedMedium, Granularity, LargePageUse, PoolCounters, PoolOptions, Run, SourceKind,
-    SourceRequest,
+    Arena, EmulatedMedium, Granularity, PoolCounters, PoolOptions, Run, SourceKind, SourceRequest,
 };
 pub use crate::persistence::{
     CrashChooser, DropAll, KeepAll, PersistenceModel, PoolImage, SeededChooser,

@@ -155,19 +155,6 @@ impl Mapping {
         }
     }
 
-    /// Has the kernel copy the pages of a range of a mapped file, as long as a large page and at such a boundary, into
-    /// a large one, whatever the file system's own setting says. Threads that touch the range meanwhile wait. Kernels
-    /// before 6.1 know nothing of it.
-    pub(crate) fn collapse(&self, offset: u64) -> io::Result<()> {
-        let (place, len) = self.checked_place(offset, LARGE_PAGE_BYTES);
-        // SAFETY: the range lies within our mapping, and its contents stay what they are.
-        let outcome = unsafe { madvise(place.cast(), len, MADV_COLLAPSE) };
-        match outcome {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-
     /// Writes dirty pages of a mapped file back.
     pub(crate) fn sync(&self, offset: u64, len_bytes: u64) -> io::Result<()> {
         let (place, len) = self.checked_place(offset, len_bytes);
@@ -187,16 +174,6 @@ impl Mapping {
         unsafe { mm::madvise(place.cast(), len, Advice::LinuxDontNeed)? };
         Ok(())
     }
-}
-
-/// The same on every architecture; our bindings have no name for it.
-#[cfg(not(miri))]
-const MADV_COLLAPSE: std::ffi::c_int = 25;
-
-#[cfg(not(miri))]
-unsafe extern "C" {
-    /// Of the C library that the standard library links.
-    fn madvise(address: *mut c_void, len_bytes: usize, advice: std::ffi::c_int) -> std::ffi::c_int;
 }
 
 #[cfg(not(miri))]
@@ -254,10 +231,6 @@ impl Mapping {
     pub(crate) fn populate(&self, _: u64, _: u64, _: u64) {}
 
     pub(crate) fn prefer_large_pages(&self, _: u64, _: u64) {}
-
-    pub(crate) fn collapse(&self, _: u64) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
 
     pub(crate) fn sync(&self, _: u64, _: u64) -> io::Result<()> {
         Ok(())

@@ -39,15 +39,6 @@ pub enum SourceKind {
     Volatile,
 }
 
-/// What became of a part of the pool in [`Pool::use_large_page`](crate::Pool::use_large_page).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LargePageUse {
-    /// It is in a large page.
-    Used,
-    /// The kernel had none to spare, or the part was in use by the kernel itself. It is left as it is.
-    Refused,
-}
-
 /// Which part of the pool an allocation comes from. Each extent belongs to one arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Arena {

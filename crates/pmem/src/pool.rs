@@ -18,8 +18,7 @@ use crate::inspection::{SoundExtent, check_extents, find_in_backing, find_in_dir
 use crate::large_pages::LargePages;
 use crate::map::{LARGE_PAGE_BYTES, Mapping};
 use crate::options::{
-    Arena, EmulatedMedium, Granularity, LargePageUse, PoolCounters, PoolOptions, SourceKind,
-    SourceRequest,
+    Arena, EmulatedMedium, Granularity, PoolCounters, PoolOptions, SourceKind, SourceRequest,
 };
 use crate::pool_layout::{
     ExtentGeometry, ExtentHeader, FLOOR_OFFSET, HEADER_PAGE_BYTES, MAX_GENERATION, UnitState,
@@ -100,8 +99,6 @@ pub struct Pool {
     pub(crate) mapped_bytes: AtomicU64,
     /// Before this offset plain DRAM was faulted in by [`Pool::reserve`].
     pub(crate) populated_bytes: AtomicU64,
-    /// Before this offset [`Pool::use_large_page`] has tried.
-    collapsed_bytes: AtomicU64,
     /// Found out when plain DRAM was faulted in.
     pub(crate) large_pages: LargePages,
     pub(crate) mode: Mode,
@@ -274,7 +271,6 @@ impl Pool {
             base: mapping.base(),
             mapped_bytes: AtomicU64::new(0),
             populated_bytes: AtomicU64::new(0),
-            collapsed_bytes: AtomicU64::new(0),
             large_pages: LargePages::new(),
             mode: if volatile {
                 Mode::Nothing
@@ -596,33 +592,6 @@ impl Pool {
                 }
             }
         }
-    }
-
-    /// Puts one more part of a pool on tmpfs, from its beginning, into a large page: the processor translates their addresses
-    /// faster, and tmpfs has none unless it is mounted so. `None` if there is nothing left to do.
-    ///
-    /// Takes as long as it takes to copy the part, or several times that where a host has to give the memory first; threads that touch the part
-    /// meanwhile wait. So it is for times in which nobody waits for the caller. Contents, durability and sizes are what they were.
-    pub fn use_large_page(&self) -> Option<LargePageUse> {
-        let is_possible = self.kind == SourceKind::MemoryFile
-            && self.extent_bytes.is_multiple_of(LARGE_PAGE_BYTES);
-        // Relaxed: it only shares the parts out.
-        let offset = self.collapsed_bytes.load(Ordering::Relaxed);
-        if !is_possible || offset.saturating_add(LARGE_PAGE_BYTES) > self.size_bytes() {
-            return None;
-        }
-        let next = match self.mapping.collapse(offset) {
-            Ok(()) => offset + LARGE_PAGE_BYTES,
-            // A kernel that cannot, now and later, or a part that lies in two extents.
-            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => u64::MAX,
-            Err(_) => {
-                self.collapsed_bytes
-                    .store(offset + LARGE_PAGE_BYTES, Ordering::Relaxed);
-                return Some(LargePageUse::Refused);
-            }
-        };
-        self.collapsed_bytes.store(next, Ordering::Relaxed);
-        (next != u64::MAX).then_some(LargePageUse::Used)
     }
 
     /// Name of the pool in errors.

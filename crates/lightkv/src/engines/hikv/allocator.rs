@@ -225,10 +225,6 @@ impl Allocator {
         })
     }
 
-    pub(super) fn pool(&self) -> &Pool {
-        &self.pool
-    }
-
     fn slab_bytes(&self) -> u64 {
         u64::from(self.slab_units) * UNIT_BYTES
     }
