@@ -66,13 +66,6 @@ enum Source {
     Volatile,
 }
 
-impl Source {
-    /// Memory whose latency is measured, and not what it keeps.
-    fn is_measured_emulation(&self) -> bool {
-        matches!(self, Source::Emulated(backing) if !backing.is_tracked())
-    }
-}
-
 /// What changes when the pool grows.
 struct Growth {
     source: Source,
@@ -772,11 +765,6 @@ fn map_new_extent(
             mapped
                 .and_then(|()| mapping.map_anonymous(place, bytes))
                 .map_err(|error| PmemError::io(&name, "mmap", error))?;
-            if growth.source.is_measured_emulation() {
-                // As persistent memory is mapped, and there before it is stored to.
-                mapping.prefer_large_pages(place, bytes);
-                mapping.populate(place, bytes, LARGE_PAGE_BYTES);
-            }
             name
         }
     };

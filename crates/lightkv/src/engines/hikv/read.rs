@@ -38,7 +38,7 @@ impl Store {
         table.find(self.pool(), hash, |position| {
             // SAFETY: the entry was read under the guard, which keeps what it led to.
             let item = unsafe { self.readable_item(position, hash) }?;
-            let is_same = is_same_key(item.key, key);
+            let is_same = item.key == key;
             if is_same {
                 found = Some(item);
             } else {

@@ -9,16 +9,13 @@
 //!                                                            [ end: values of a cluster ] ---> one by one to the caller
 //! ```
 //!
-//! A scan that has come to its second batch reads the one behind it when two clusters are left, so that what its first clusters need
-//! is on its way, too.
-//!
 //! The moment is held, so whenever a key is looked up, the item that it had at the moment is found.
 //!
 //! The key index is read before the older versions: a key that a delete has already taken out of the former was put into the
 //! latter before.
 //!
-//! Values are copied before the caller asks for them: a guard, and the fences that it takes, would cost more for each entry than
-//! copies that nobody comes to, and no guard may be held while the caller does something else. Long ones end their cluster.
+//! Why values are copied twice: a guard, and the fences that it takes, would cost more for each entry than a copy from the first cache
+//! does, and no guard may be held while the caller does something else. Long ones are copied once.
 
 use std::cmp::Ordering;
 use std::ops::Bound;
@@ -56,10 +53,6 @@ struct End {
     keys: EntryBatch,
     /// The first of them that was not looked up.
     next: usize,
-    /// What was read behind them already.
-    ahead: EntryBatch,
-    /// More than one batch is read.
-    reads_ahead: bool,
     /// How many to read next, and how many to look up.
     next_keys: usize,
     next_cluster: usize,
@@ -69,24 +62,47 @@ struct End {
 /// Entries that were looked up, and that the caller comes to next.
 #[derive(Debug, Default)]
 struct Found {
-    /// Which key, and its value until it is returned.
-    entries: Vec<(usize, Value)>,
-    /// The first that was not returned.
+    /// Which key, and where its value ends in `values`.
+    entries: Vec<(usize, usize)>,
+    /// The first that was not returned, and where its value begins.
     next: usize,
+    value_start: usize,
+    values: Vec<u8>,
+    /// The value of the last entry, if it is a long one.
+    long: Option<Value>,
 }
 
 impl Found {
     fn clear(&mut self) {
         self.entries.clear();
+        self.values.clear();
         self.next = 0;
+        self.value_start = 0;
+        self.long = None;
+    }
+
+    #[inline]
+    fn push(&mut self, key: usize, value: &[u8]) {
+        if value.len() <= SHORT_VALUE_BYTES {
+            self.values.extend_from_slice(value);
+        } else {
+            self.long = Some(Value::from(value));
+        }
+        self.entries.push((key, self.values.len()));
     }
 
     /// The next entry: which key, and its value.
     #[inline]
     fn pop(&mut self) -> Option<(usize, Value)> {
-        let (key, value) = self.entries.get_mut(self.next)?;
+        let (key, end) = *self.entries.get(self.next)?;
         self.next += 1;
-        Some((*key, std::mem::take(value)))
+        let start = std::mem::replace(&mut self.value_start, end);
+        if self.next == self.entries.len()
+            && let Some(value) = self.long.take()
+        {
+            return Some((key, value));
+        }
+        Some((key, Value::from(&self.values[start..end])))
     }
 }
 
@@ -95,8 +111,6 @@ impl End {
         Self {
             keys: EntryBatch::new(),
             next: 0,
-            ahead: EntryBatch::new(),
-            reads_ahead: false,
             next_keys: BATCH_FIRST,
             next_cluster: CLUSTER_FIRST,
             found: Found::default(),
@@ -111,16 +125,6 @@ impl End {
 
     /// Takes over the farther half of what the other end has read: there is nothing else left.
     fn take_half(&mut self, other: &mut End) {
-        if !other.ahead.is_empty() {
-            self.keys.clear();
-            self.next = 0;
-            for index in (0..other.ahead.len()).rev() {
-                self.keys
-                    .push(other.ahead.key(index), other.ahead.position(index));
-            }
-            other.ahead.clear();
-            return;
-        }
         let (first, len) = (other.first_left(), other.keys.len());
         let middle = first + (len - first) / 2;
         self.keys.clear();
@@ -137,13 +141,6 @@ impl End {
         }
     }
 
-    /// Goes on with what was read ahead.
-    fn take_ahead(&mut self) {
-        std::mem::swap(&mut self.keys, &mut self.ahead);
-        self.ahead.clear();
-        self.next = 0;
-    }
-
     /// Looks the next keys up, and copies the values of those that are there. What the clusters behind them need is fetched.
     ///
     /// # Errors
@@ -152,12 +149,8 @@ impl End {
         self.found.clear();
         let end = self.keys.len().min(self.next + self.next_cluster);
         self.next_cluster = CLUSTER;
-        fetch_lines(store, &self.keys, end + CLUSTER, guard);
-        fetch_items(store, &self.keys, end, guard);
-        if end == self.keys.len() {
-            fetch_items(store, &self.ahead, 0, guard);
-        }
-        let mut is_long = false;
+        self.fetch_lines(store, end + CLUSTER, guard);
+        self.fetch_items(store, end, guard);
         while self.next < end {
             let index = self.next;
             let (key, hash) = self.keys.entry(index);
@@ -166,59 +159,56 @@ impl End {
                 None => store.item_at(hash, key, moment, guard),
             };
             match item {
-                Ok(Some(item)) => {
-                    self.found.entries.push((index, Value::from(item.value)));
-                    is_long = item.value.len() > SHORT_VALUE_BYTES;
-                }
+                Ok(Some(item)) => self.found.push(index, item.value),
                 Ok(None) => {}
                 // Met again after what was found.
                 Err(_) if !self.found.entries.is_empty() => break,
                 Err(error) => return Err(error),
             }
             self.next += 1;
-            if is_long {
+            if self.found.long.is_some() {
                 break;
             }
         }
         Ok(())
     }
-}
 
-/// Fetches what the first clusters need, of keys that were read just now.
-fn fetch_first(store: &Store, keys: &EntryBatch) {
-    let guard = crossbeam_epoch::pin();
-    fetch_lines(store, keys, 0, &guard);
-    fetch_lines(store, keys, CLUSTER, &guard);
-    fetch_items(store, keys, 0, &guard);
-}
-
-/// Fetches the lines of the hash index of the cluster from key `first` on.
-fn fetch_lines(store: &Store, keys: &EntryBatch, first: usize, guard: &Guard) {
-    for (_, hash) in keys.cluster(first, CLUSTER) {
-        store
-            .index
-            .table(*hash, guard)
-            .prefetch(store.pool(), *hash);
+    /// Fetches what the first clusters need, of keys that were read just now.
+    fn fetch_first(&self, store: &Store) {
+        let guard = crossbeam_epoch::pin();
+        self.fetch_lines(store, 0, &guard);
+        self.fetch_lines(store, CLUSTER, &guard);
+        self.fetch_items(store, 0, &guard);
     }
-}
 
-/// Fetches the items of the cluster from key `first` on, whose lines are there.
-fn fetch_items(store: &Store, keys: &EntryBatch, first: usize, guard: &Guard) {
-    let mut positions = [0; CLUSTER];
-    let mut count = 0;
-    for (_, hash) in keys.cluster(first, CLUSTER) {
-        let table = store.index.table(*hash, guard);
-        if let Some(position) = table.position_in_home_line(store.pool(), *hash) {
-            positions[count % CLUSTER] = position;
-            count += 1;
+    /// Fetches the lines of the hash index of the cluster from key `first` on.
+    fn fetch_lines(&self, store: &Store, first: usize, guard: &Guard) {
+        for (_, hash) in self.keys.cluster(first, CLUSTER) {
+            store
+                .index
+                .table(*hash, guard)
+                .prefetch(store.pool(), *hash);
         }
     }
-    for position in positions.iter().take(count) {
-        store.pool().prefetch_read(*position, ITEM_BEGIN_BYTES);
-    }
-    for position in positions.iter().take(count) {
-        let rest = position + ITEM_BEGIN_BYTES;
-        store.pool().prefetch_read(rest, ITEM_REST_BYTES);
+
+    /// Fetches the items of the cluster from key `first` on, whose lines are there.
+    fn fetch_items(&self, store: &Store, first: usize, guard: &Guard) {
+        let mut positions = [0; CLUSTER];
+        let mut count = 0;
+        for (_, hash) in self.keys.cluster(first, CLUSTER) {
+            let table = store.index.table(*hash, guard);
+            if let Some(position) = table.position_in_home_line(store.pool(), *hash) {
+                positions[count % CLUSTER] = position;
+                count += 1;
+            }
+        }
+        for position in positions.iter().take(count) {
+            store.pool().prefetch_read(*position, ITEM_BEGIN_BYTES);
+        }
+        for position in positions.iter().take(count) {
+            let rest = position + ITEM_BEGIN_BYTES;
+            store.pool().prefetch_read(rest, ITEM_REST_BYTES);
+        }
     }
 }
 
@@ -260,8 +250,8 @@ impl StoreScan {
         Ok(scan)
     }
 
-    /// Reads keys that come next at one end, until there are some or nothing is left: behind those that it has. Shortens the range by them.
-    fn read_ahead(&mut self, reverse: bool) {
+    /// Reads keys that come next at one end, until there are some or nothing is left. Shortens the range by them.
+    fn read_keys(&mut self, reverse: bool) {
         let store = &self.engine.store;
         let (end, from, to) = if reverse {
             (&mut self.back, &mut self.upper, &self.lower)
@@ -273,22 +263,22 @@ impl StoreScan {
             true => is_above(key, to),
             false => is_below(key, to),
         };
-        end.reads_ahead = end.next_keys > BATCH_FIRST;
-        end.ahead.clear();
-        while end.ahead.is_empty() && !self.is_exhausted {
+        end.next = 0;
+        end.keys.clear();
+        while end.keys.is_empty() && !self.is_exhausted {
             let (start, count) = (as_slice(from), end.next_keys);
             end.next_keys = (count * 4).min(BATCH_MAX);
-            store.keys.batch_from(start, reverse, count, &mut end.ahead);
-            self.is_exhausted = match end.ahead.last_key() {
+            store.keys.batch_from(start, reverse, count, &mut end.keys);
+            self.is_exhausted = match end.keys.last_key() {
                 Some(last) => !is_within(last),
                 None => true,
             };
             if self.is_exhausted {
-                let within = end.ahead.partition_point(is_within);
-                end.ahead.truncate(within);
+                let within = end.keys.partition_point(is_within);
+                end.keys.truncate(within);
             }
             // What was read of the range: up to the last key, or all.
-            let last = end.ahead.last_key().filter(|_| !self.is_exhausted);
+            let last = end.keys.last_key().filter(|_| !self.is_exhausted);
             let reached = last.map_or(to, Bound::Included);
             let older = match reverse {
                 true => store.versions.keys_within(reached, start),
@@ -298,51 +288,29 @@ impl StoreScan {
                 exclude(from, last);
             }
             if !older.is_empty() {
-                end.ahead = merged(&end.ahead, older, reverse, |key| store.hash(key));
+                end.keys = merged(&end.keys, older, reverse, |key| store.hash(key));
             }
         }
     }
 
-    /// Lets an end have keys again whose last ones were looked up. False if nothing is left.
-    fn next_keys(&mut self, reverse: bool) -> bool {
-        let own = if reverse { &self.back } else { &self.front };
-        let was_read_ahead = !own.ahead.is_empty();
-        if !was_read_ahead {
-            self.read_ahead(reverse);
-        }
-        let (own, other) = if reverse {
-            (&mut self.back, &mut self.front)
-        } else {
-            (&mut self.front, &mut self.back)
-        };
-        own.take_ahead();
-        if own.keys.is_empty() {
-            // Where the ends have met, the rest is what the other one has read.
-            own.take_half(other);
-        }
-        if !was_read_ahead {
-            fetch_first(&self.engine.store, &own.keys);
-        }
-        !own.keys.is_empty()
-    }
-
     /// Looks up what comes next at one end. False if nothing is left.
     fn look_up(&mut self, reverse: bool) -> Result<bool> {
-        let own = if reverse { &self.back } else { &self.front };
-        let left = own.keys.len() - own.next;
-        if (1..=2 * CLUSTER).contains(&left)
-            && own.reads_ahead
-            && own.ahead.is_empty()
-            && !self.is_exhausted
-        {
-            self.read_ahead(reverse);
-            let own = if reverse { &self.back } else { &self.front };
-            let guard = crossbeam_epoch::pin();
-            fetch_lines(&self.engine.store, &own.ahead, 0, &guard);
-            fetch_lines(&self.engine.store, &own.ahead, CLUSTER, &guard);
-        }
-        if left == 0 && !self.next_keys(reverse) {
-            return Ok(false);
+        let has_keys = |end: &End| end.next < end.keys.len();
+        if !has_keys(if reverse { &self.back } else { &self.front }) {
+            self.read_keys(reverse);
+            let (own, other) = if reverse {
+                (&mut self.back, &mut self.front)
+            } else {
+                (&mut self.front, &mut self.back)
+            };
+            if !has_keys(own) {
+                // Where the ends have met, the rest is what the other one has read ahead.
+                own.take_half(other);
+            }
+            if !has_keys(own) {
+                return Ok(false);
+            }
+            own.fetch_first(&self.engine.store);
         }
         let store = &self.engine.store;
         let _timer = store.keys.time(Operation::Scan);
