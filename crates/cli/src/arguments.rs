@@ -298,6 +298,11 @@ pub(crate) struct BenchArguments {
     /// After each writing workload, wait for background work and report that too
     #[arg(long)]
     pub(crate) settle: bool,
+
+    /// Flush and fence in a pool on tmpfs or in ordinary files as in persistent memory. Nothing is kept by that there, so by default
+    /// it is only counted
+    #[arg(long)]
+    pub(crate) always_flush: bool,
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {

@@ -117,6 +117,9 @@ pub struct Tuning {
     pub pool_bytes: Option<u64>,
     /// Bytes by which a pool grows; default: 32 MiB, or all of a smaller pool.
     pub extent_bytes: Option<u64>,
+    /// Has a pool flush and fence also where nothing is kept by that, on tmpfs and in ordinary files: for measurements in which tmpfs
+    /// stands for persistent memory.
+    pub always_flush: bool,
     /// Which calls of the system that a pool makes fail.
     pub pool_faults: lightkv_pmem::PoolFaults,
     /// Identity and hash secret of a new store; default: random numbers. Not 0.

@@ -68,6 +68,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         extent_bytes: 66 << 20,
         segment_unit_bytes: SEGMENT_BYTES,
         block_unit_bytes: 0,
+        always_flush: false,
         faults: Default::default(),
     })?;
     println!(

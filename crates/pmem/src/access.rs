@@ -1,6 +1,7 @@
 //! Stores, flushes, fences and reads of a [`Pool`].
 
-use std::sync::atomic::Ordering;
+use std::cell::Cell;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use crate::options::Granularity;
@@ -10,6 +11,12 @@ use crate::store::{
     line_count,
 };
 use crate::trace::StoreKind;
+
+thread_local! {
+    /// This thread has streamed to a pool of [`Mode::OrderOnly`] and not fenced since. Of whatever pool: the instruction
+    /// is for all stores of the thread.
+    static HAS_STREAMED: Cell<bool> = const { Cell::new(false) };
+}
 
 /// What a record is made of, in this order.
 struct Pieces<'a> {
@@ -187,7 +194,8 @@ impl Pool {
             padding,
         };
         match self.mode {
-            Mode::FlushAndFence => {
+            Mode::FlushAndFence | Mode::OrderOnly => {
+                HAS_STREAMED.set(true);
                 debug_assert!(
                     self.is_tail_of(offset, tail),
                     "the tail is not that of the offset"
@@ -261,11 +269,12 @@ impl Pool {
     fn write_parts(&self, offset: u64, pieces: Pieces<'_>, len_bytes: u64) {
         let target = self.place(offset, len_bytes);
         match self.mode {
-            Mode::FlushAndFence => {
+            Mode::FlushAndFence | Mode::OrderOnly => {
                 let lines = line_count(offset, len_bytes);
                 self.counters.add(0, lines, len_bytes);
                 let whole_lines = (offset | len_bytes).is_multiple_of(LINE_BYTES as u64);
                 if whole_lines || len_bytes >= STREAM_MIN_BYTES as u64 {
+                    HAS_STREAMED.set(true);
                     // SAFETY: the range was checked, and the pieces make up exactly `len_bytes`.
                     let streamer = unsafe { Streamer::<false>::new(self.instructions, target) };
                     pieces.push_into(streamer).finish();
@@ -275,8 +284,10 @@ impl Pool {
                 unsafe {
                     let streamer = Streamer::<true>::new(self.instructions, target);
                     pieces.push_into(streamer).finish();
-                    let line = target.sub(offset as usize % LINE_BYTES);
-                    self.instructions.flush_lines(line, lines as usize);
+                    if self.mode == Mode::FlushAndFence {
+                        let line = target.sub(offset as usize % LINE_BYTES);
+                        self.instructions.flush_lines(line, lines as usize);
+                    }
                 }
             }
             Mode::FenceOnly | Mode::Nothing => {
@@ -380,7 +391,8 @@ impl Pool {
 
     /// Starts writing back the cache lines of a range; done when [`Pool::fence`] returns.
     ///
-    /// Where a flush has no use (byte granularity, volatile) it does and counts nothing.
+    /// Where a flush has no use (byte granularity, volatile) it does and counts nothing; on files of page granularity
+    /// it only counts, unless [`PoolOptions::always_flush`](crate::PoolOptions::always_flush) is set.
     ///
     /// # Panics
     ///
@@ -397,19 +409,33 @@ impl Pool {
                 // SAFETY: the range was checked, and extents begin and end at line boundaries.
                 unsafe { self.instructions.flush_lines(line, lines as usize) };
             }
+            Mode::OrderOnly => {
+                self.counters.add(0, lines, 0);
+                self.place(offset, len_bytes);
+            }
             Mode::FenceOnly | Mode::Nothing => {}
             Mode::Emulated => self.emulated_flush(offset, len_bytes, lines),
         }
     }
 
     /// Waits until what this thread flushed or streamed is durable. In volatile memory it does and
-    /// counts nothing.
+    /// counts nothing; on files of page granularity it counts, and waits only for what was streamed.
     #[inline]
     pub fn fence(&self) {
         match self.mode {
             Mode::FlushAndFence | Mode::FenceOnly => {
                 self.counters.add(1, 0, 0);
                 self.instructions.fence();
+            }
+            Mode::OrderOnly => {
+                self.counters.add(1, 0, 0);
+                if HAS_STREAMED.get() {
+                    self.instructions.fence();
+                    HAS_STREAMED.set(false);
+                } else {
+                    // For the compiler; of other processors than x86 an instruction.
+                    fence(Ordering::AcqRel);
+                }
             }
             Mode::Nothing => {}
             Mode::Emulated => self.emulated_fence(),

@@ -204,6 +204,7 @@ pub fn pool(input: &[u8]) {
         extent_bytes: EXTENT_BYTES,
         segment_unit_bytes: UNIT_BYTES,
         block_unit_bytes: 0,
+        always_flush: false,
         faults: Default::default(),
     };
     let Ok(pool) = Pool::open(options) else {

@@ -27,6 +27,7 @@
 //!     extent_bytes: 1 << 18,
 //!     segment_unit_bytes: 32 << 10,
 //!     block_unit_bytes: 1 << 10,
+//!     always_flush: false,
 //!     faults: Default::default(),
 //! };
 //! let pool = Pool::create(options.clone())?;

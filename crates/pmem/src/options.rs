@@ -135,6 +135,9 @@ pub struct PoolOptions {
     /// Unit of [`Arena::Blocks`], in bytes: a multiple of 64, or 0 if the arena is not used.
     /// On open, extents that exist keep their own.
     pub block_unit_bytes: u32,
+    /// Flush and fence also where the medium keeps nothing by it: files of page granularity, where it is only counted else.
+    /// What survives is the same. For measurements in which tmpfs stands for persistent memory.
+    pub always_flush: bool,
     /// Which calls to the system fail; by default none. For tests.
     pub faults: PoolFaults,
 }
@@ -202,10 +205,11 @@ pub struct Run {
     pub kind: u8,
 }
 
-/// Work a pool did since it was opened. Exact whenever no other thread is storing.
+/// Work a pool did since it was opened. Exact whenever no other thread is storing. Files of page granularity count as
+/// DAX does, whether or not the instructions are executed there ([`PoolOptions::always_flush`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolCounters {
-    /// Store fences executed.
+    /// Store fences.
     pub fences: u64,
     /// Cache lines flushed or written by non-temporal stores.
     pub flushed_lines: u64,

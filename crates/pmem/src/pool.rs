@@ -31,9 +31,18 @@ use crate::store::{self, Instructions};
 /// sources cost each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Flush and fence. Files of page granularity run the same instructions as DAX, so that what
-    /// is counted on any machine is what runs on persistent memory.
+    /// Flush and fence.
     FlushAndFence,
+    /// Files of page granularity: all is counted as above, so that what is counted on any machine is what runs on
+    /// persistent memory, but nothing is flushed, and a fence is executed only behind streamed stores.
+    ///
+    /// INVARIANT: whatever instruction a process is killed at, the pages of the kernel hold all stores before it in
+    /// program order and none behind it; and no other thread sees a store without those before it. A flush has no part in
+    /// that: it moves bytes from the caches to memory, and both outlive the process. x86 makes plain stores
+    /// visible in program order, so between them a fence has to hold up the compiler only. Streamed stores become visible at
+    /// any time, so the next fence of their thread is executed ([`HAS_STREAMED`]). A sync of the files needs nothing
+    /// either: the kernel writes back what it sees.
+    OrderOnly,
     /// Caches are persistent: a fence is enough.
     FenceOnly,
     /// Volatile memory: nothing.
@@ -99,6 +108,7 @@ pub struct Pool {
     files: ExtentFiles,
     kind: SourceKind,
     granularity: Granularity,
+    always_flush: bool,
     identity: u64,
     engine_kind: u32,
     max_bytes: u64,
@@ -273,6 +283,7 @@ impl Pool {
             files,
             kind,
             granularity,
+            always_flush: options.always_flush,
             identity: options.identity,
             engine_kind: options.engine_kind,
             max_bytes,
@@ -369,6 +380,7 @@ impl Pool {
             (self.kind, self.granularity) = (kind, granularity);
             self.mode = match granularity {
                 Granularity::Byte => Mode::FenceOnly,
+                Granularity::Page if !self.always_flush => Mode::OrderOnly,
                 Granularity::CacheLine | Granularity::Page => Mode::FlushAndFence,
             };
         }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use lightkv::Tuning;
 use lightkv_bench::{
     Bench, LatencySummary, LightKvTarget, Report, Settings, Target, Workload, clock_cost,
 };
@@ -37,8 +38,15 @@ pub(crate) fn bench(store: &StoreArguments, command: &BenchArguments) -> Result<
         settings.check_workload(*workload)?;
     }
     let place = Place::new(store)?;
-    let db = options(store, place.pool()).open(place.directory())?;
+    let options = options(store, place.pool()).tuning(Tuning {
+        always_flush: command.always_flush,
+        ..Tuning::default()
+    });
+    let db = options.open(place.directory())?;
     explain(&format!("store: {}", place.describe()));
+    if command.always_flush {
+        explain("a pool flushes and fences whether or not its medium keeps anything by that");
+    }
     explain(&format!("durability: {}", db.durability()));
     let cost = clock_cost();
     explain(&format!(

@@ -20,6 +20,7 @@ pub(crate) fn options(source: SourceRequest) -> PoolOptions {
         extent_bytes: 64 << 10,
         segment_unit_bytes: 4096,
         block_unit_bytes: 256,
+        always_flush: false,
         faults: Default::default(),
     }
 }

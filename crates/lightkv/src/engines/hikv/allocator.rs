@@ -30,6 +30,7 @@ use parking_lot::{Mutex, RwLock};
 use super::pool_growth::{GrowthCall, ahead_bytes};
 use super::size_classes::{CLASSES_MAX, class_of, slot_bytes};
 use crate::engines::in_flight::thread_number;
+use crate::engines::readers::collect_garbage;
 use crate::{Error, Result};
 
 /// Unit of the pool: tables, large items and all else are multiples of it.
@@ -48,9 +49,12 @@ const KIND_SLABS: u8 = 16;
 
 const STRIPES: usize = 16;
 /// Slots of a class that a stripe keeps, at most.
-const CACHED_SLOTS_MAX: usize = 128;
+const CACHED_SLOTS_MAX: usize = 256;
 /// Slots that move between a stripe and slabs at once.
 const MOVED_SLOTS: usize = 64;
+/// Places that are put off together until readers have left them, and bytes of them: one is put off alone if it is larger.
+const RETIRED_MAX: usize = 64;
+const RETIRED_BYTES_MAX: u64 = 64 << 10;
 /// Slabs of a class with free slots that are kept although nothing is in them.
 const SPARE_SLABS: usize = 2;
 /// A slab has at least so many slots; larger items get runs of their own.
@@ -151,6 +155,9 @@ impl SlabState {
 struct Stripe {
     /// Free slots by class.
     cached: Vec<Vec<u64>>,
+    /// Places that nothing leads to any more, until there are enough to be put off, and the length of their items.
+    retired: Vec<u64>,
+    retired_len_bytes: u64,
     /// Places that readers have left; they wait for the next writer.
     returned: Vec<u64>,
     /// Bytes of slots handed out through this stripe, less those given back through it.
@@ -175,8 +182,8 @@ pub(crate) struct Allocator {
     /// Slabs with free slots, by class.
     lists: Box<[Mutex<Vec<u32>>]>,
     stripes: Box<[CachePadded<Mutex<Stripe>>]>,
-    /// Bytes of slots that wait for the readers of their last item, or for a writer that takes them back.
-    retired_bytes: AtomicU64,
+    /// Bytes of slots that were put off: they wait for the readers of their last item, or for a writer that takes them back.
+    put_off_bytes: AtomicU64,
     /// Memory of the parts of the tables that are in use.
     parts_bytes: AtomicU64,
     /// Runs without items that readers have left.
@@ -193,6 +200,8 @@ impl Allocator {
         let slabs_max = (pool.max_bytes() / UNIT_BYTES) as usize;
         let stripe = || Stripe {
             cached: vec![Vec::new(); CLASSES_MAX],
+            retired: Vec::new(),
+            retired_len_bytes: 0,
             returned: Vec::new(),
             used_bytes: 0,
         };
@@ -206,7 +215,7 @@ impl Allocator {
             stripes: (0..STRIPES)
                 .map(|_| CachePadded::new(Mutex::new(stripe())))
                 .collect(),
-            retired_bytes: AtomicU64::new(0),
+            put_off_bytes: AtomicU64::new(0),
             parts_bytes: AtomicU64::new(0),
             returned_runs: Mutex::default(),
             closed: RwLock::new(false),
@@ -277,11 +286,14 @@ impl Allocator {
 
     /// Frees what readers have left.
     fn take_back(&self, stripe: &mut Stripe) {
-        while let Some(place) = stripe.returned.pop() {
-            let bytes = self.place_bytes(place).unwrap_or(0);
-            self.free_in(stripe, place);
-            self.retired_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if stripe.returned.is_empty() {
+            return;
         }
+        let mut bytes = 0;
+        while let Some(place) = stripe.returned.pop() {
+            bytes += self.free_in(stripe, place);
+        }
+        self.put_off_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Moves free slots of slabs into a stripe.
@@ -405,28 +417,31 @@ impl Allocator {
         self.free_in(&mut self.stripe().lock(), place);
     }
 
-    fn free_in(&self, stripe: &mut Stripe, place: u64) {
+    /// The bytes that it had.
+    fn free_in(&self, stripe: &mut Stripe, place: u64) -> u64 {
         let Some(number) = self.pages.get(place) else {
-            return;
+            return 0;
         };
         let class = self.slab(number).class.load(Ordering::Relaxed);
         if class == LARGE {
             return self.free_large(stripe, number);
         }
         let class = class as usize;
-        stripe.used_bytes -= slot_bytes(class) as i64;
+        let bytes = slot_bytes(class);
+        stripe.used_bytes -= bytes as i64;
         let cached = &mut stripe.cached[class];
         cached.push(place);
         if cached.len() > CACHED_SLOTS_MAX {
             let rest = cached.split_off(CACHED_SLOTS_MAX - MOVED_SLOTS);
             self.give_to_slabs(class, &rest, SPARE_SLABS);
         }
+        bytes
     }
 
-    fn free_large(&self, stripe: &mut Stripe, number: u32) {
+    fn free_large(&self, stripe: &mut Stripe, number: u32) -> u64 {
         let closed = self.closed.read();
         let Some(run) = self.slab(number).state.lock().run.take() else {
-            return;
+            return 0;
         };
         stripe.used_bytes -= run.len_bytes as i64;
         self.pages.set(run, NO_SLAB, &self.parts_bytes);
@@ -434,6 +449,7 @@ impl Allocator {
         if !*closed {
             self.pool.free(run);
         }
+        run.len_bytes
     }
 
     /// Moves free slots back into their slabs; gives slabs back to the pool that have nothing else, but `spare` of
@@ -493,18 +509,55 @@ impl Allocator {
         }
     }
 
-    /// Frees a place when everybody who may read it now has ended.
+    /// Frees a place when everybody who may read it now has ended, or some time after that: places are put off by the dozen, because it
+    /// costs as much for one. Whoever needs space calls [`Allocator::collect`]. The caller holds no lock of a group, and
+    /// knows about how long the item was: what the tables say of its slot is in lines that are not cached.
     ///
-    /// What is put off here may be done by any thread, also by one that only reads; so it stores nothing to the pool.
+    /// What is put off may be done by any thread, also by one that only reads; so it stores nothing to the pool.
     /// The next writer of this thread's stripe does.
     #[inline]
-    pub(crate) fn retire(self: &Arc<Self>, place: u64, guard: &Guard) {
-        let allocator = self.clone();
-        let bytes = self.place_bytes(place).unwrap_or(0);
+    pub(crate) fn retire(self: &Arc<Self>, place: u64, len_bytes: u64, guard: &Guard) {
+        let number = thread_number() % STRIPES;
+        let mut stripe = self.stripes[number].lock();
+        stripe.retired.push(place);
+        stripe.retired_len_bytes += len_bytes;
+        if stripe.retired.len() >= RETIRED_MAX || stripe.retired_len_bytes >= RETIRED_BYTES_MAX {
+            self.put_off(number, &mut stripe, guard);
+            drop(stripe);
+            // Others shall see it: a thread may never come here again. With no lock held, because it does what was put off before.
+            guard.flush();
+        }
+    }
+
+    /// Puts what a stripe has retired off until all guards of this time have ended. INVARIANT: the places were left by their entries
+    /// before, and the guard is held, so who may still read them began before this is done.
+    #[cold]
+    fn put_off(self: &Arc<Self>, number: usize, stripe: &mut Stripe, guard: &Guard) {
+        let places = std::mem::take(&mut stripe.retired);
+        if places.is_empty() {
+            return;
+        }
+        stripe.retired.reserve(RETIRED_MAX);
+        stripe.retired_len_bytes = 0;
         // Relaxed: a sum for statistics and for `verify`, which looks twice.
-        self.retired_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let stripe = thread_number() % STRIPES;
-        guard.defer(move || allocator.stripes[stripe].lock().returned.push(place));
+        self.put_off_bytes
+            .fetch_add(self.bytes_of(&places), Ordering::Relaxed);
+        let allocator = self.clone();
+        guard.defer(move || allocator.stripes[number].lock().returned.extend(places));
+    }
+
+    /// Gives to the next writers of all stripes what readers have left by now.
+    pub(crate) fn collect(self: &Arc<Self>) {
+        self.put_all_off();
+        collect_garbage();
+    }
+
+    /// Puts off what all stripes have retired.
+    pub(crate) fn put_all_off(self: &Arc<Self>) {
+        let guard = crossbeam_epoch::pin();
+        for (number, stripe) in self.stripes.iter().enumerate() {
+            self.put_off(number, &mut stripe.lock(), &guard);
+        }
     }
 
     /// A run of the pool; `None` if the pool is full. Durable with the caller's next fence.
@@ -583,7 +636,16 @@ impl Allocator {
 
     /// Bytes of slots that wait for readers, or to be taken back.
     pub(crate) fn retired_bytes(&self) -> u64 {
-        self.retired_bytes.load(Ordering::Relaxed)
+        let stripes = self.stripes.iter();
+        let retired: u64 = stripes
+            .map(|stripe| self.bytes_of(&stripe.lock().retired))
+            .sum();
+        retired + self.put_off_bytes.load(Ordering::Relaxed)
+    }
+
+    fn bytes_of(&self, places: &[u64]) -> u64 {
+        let bytes = places.iter().filter_map(|place| self.place_bytes(*place));
+        bytes.sum()
     }
 
     /// Memory of the tables, in bytes.

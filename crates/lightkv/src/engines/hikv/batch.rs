@@ -202,7 +202,8 @@ impl Store {
         drop(locked);
         for (plan, is_kept) in planned.iter().zip(kept) {
             if let Some(old) = plan.old.filter(|_| !is_kept) {
-                self.allocator.retire(old, &guard);
+                let len_bytes = self.allocator.place_bytes(old).unwrap_or(0);
+                self.allocator.retire(old, len_bytes, &guard);
             }
         }
         Ok(Attempt::Done)

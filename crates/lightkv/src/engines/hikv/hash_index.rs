@@ -232,6 +232,35 @@ impl Table {
         (bits != 0).then(|| words[2 * bits.trailing_zeros() as usize % words.len() + 1])
     }
 
+    /// Fetches the beginning of the item that [`Table::position_in_home_line`] says.
+    #[inline]
+    pub(crate) fn prefetch_item(&self, pool: &Pool, hash: u64) {
+        if let Some(position) = self.position_in_home_line(pool, hash) {
+            pool.prefetch_read(position, LINE_BYTES);
+        }
+    }
+
+    /// The one entry with that hash in its home line: its slot and the position of its item. `None` if there are none or several, which
+    /// says nothing about the lines behind. The group is locked.
+    #[inline]
+    pub(crate) fn find_likely(&self, pool: &impl EntryMemory, hash: u64) -> Option<(Slot, u64)> {
+        let home = hash & self.line_mask;
+        let start = self.line_offset(home);
+        let bits = matches(pool.load_signatures(start), hash);
+        if bits.count_ones() != 1 {
+            return None;
+        }
+        pool.touch_read(start, LINE_BYTES);
+        let entry = start + u64::from(bits.trailing_zeros()) * ENTRY_BYTES;
+        let position = Entry::decode(pool.load_u128(entry)).position;
+        let slot = Slot {
+            entry,
+            home,
+            line: home,
+        };
+        Some((slot, position))
+    }
+
     /// An entry with that hash in its home line, as it is now.
     #[inline]
     pub(crate) fn entry_in_home_line(&self, pool: &Pool, hash: u64) -> Option<Entry> {

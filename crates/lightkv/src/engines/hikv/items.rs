@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use lightkv_pmem::{LineTail, Pool};
 
-use super::item_layout::{HEADER_LEN, Item, ItemExtent, Place, encode_header, is_sound, item_len};
+use super::item_layout::{
+    HEADER_LEN, Item, ItemExtent, Place, encode_header, is_same_key, is_sound, item_len,
+};
 use super::size_classes::has_own_lines;
 use crate::{Error, Result};
 
@@ -87,7 +89,7 @@ impl Items {
         unsafe { self.bytes(offset) }.is_some_and(|bytes| is_sound(bytes, self.place(offset)))
     }
 
-    /// Whether the item at `offset` has this key. Cheaper than reading all of it.
+    /// The length in bytes of the item at `offset` if it has this key. Cheaper than reading all of it.
     ///
     /// # Errors
     /// As [`Items::item`].
@@ -95,10 +97,10 @@ impl Items {
     /// # Safety
     /// As [`Items::item`].
     #[inline]
-    pub(crate) unsafe fn has_key(&self, offset: u64, key: &[u8]) -> Result<bool> {
+    pub(crate) unsafe fn len_if_key(&self, offset: u64, key: &[u8]) -> Result<Option<u64>> {
         // SAFETY: the caller's contract.
         let item = unsafe { self.item(offset) }?;
-        Ok(item.key == key)
+        Ok(is_same_key(item.key, key).then(|| item_len(key.len(), item.value.len())))
     }
 
     /// The item at `offset` if its bytes are what was written there, and it fits its slot.

@@ -44,7 +44,7 @@ use parking_lot::Mutex;
 use crate::batch::WriteBatch;
 use crate::db::KeyRange;
 use crate::engine::{Engine, EngineScan};
-use crate::engines::readers::{collect_garbage, wait_for_readers};
+use crate::engines::readers::wait_for_readers;
 use crate::{Durability, Error, Options, Result, Stats, Value, VerifyReport, WriteOptions};
 
 mod allocator;
@@ -199,7 +199,7 @@ impl Engine for HiKv {
 
     fn compact(&self, _range: &KeyRange) -> Result<()> {
         self.flush()?;
-        collect_garbage();
+        self.store.allocator.collect();
         self.store.allocator.trim();
         Ok(())
     }

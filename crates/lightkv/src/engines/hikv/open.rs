@@ -177,6 +177,7 @@ fn open_pool(
             .unwrap_or(max_bytes.min(EXTENT_BYTES)),
         segment_unit_bytes: UNIT_BYTES as u32,
         block_unit_bytes: 0,
+        always_flush: options.tuning.always_flush,
         faults: options.tuning.pool_faults.clone(),
     };
     if !exists && !is_new {

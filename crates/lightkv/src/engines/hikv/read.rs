@@ -3,7 +3,7 @@
 use crossbeam_epoch::Guard;
 
 use super::hash_index::Table;
-use super::item_layout::Item;
+use super::item_layout::{Item, is_same_key};
 use super::store::Store;
 use crate::{Error, Result, Value};
 
@@ -116,14 +116,4 @@ impl Store {
         self.items
             .damaged(position, "an item is damaged, or not that of its entry")
     }
-}
-
-/// Whether two keys are the same: by words, because a call costs more than the comparison of short ones.
-#[inline]
-fn is_same_key(a: &[u8], b: &[u8]) -> bool {
-    let ((a_words, a_rest), (b_words, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
-    let word = |bytes: &[u8; 8]| u64::from_ne_bytes(*bytes);
-    a.len() == b.len()
-        && a_words.iter().zip(b_words).all(|(a, b)| word(a) == word(b))
-        && a_rest == b_rest
 }

@@ -25,7 +25,7 @@ use crate::engines::deadline::Deadline;
 use crate::engines::health::Health;
 use crate::engines::in_flight::{Announcement, InFlight, SequenceCounter};
 use crate::engines::manifest::Manifest;
-use crate::engines::readers::{ReturnsWait, collect_garbage};
+use crate::engines::readers::ReturnsWait;
 use crate::engines::snapshots::Snapshots;
 use crate::{Durability, Error, Result, Survives, WriteOptions};
 
@@ -162,11 +162,12 @@ impl Store {
         if let Some(taken) = take()? {
             return Ok(taken);
         }
+        self.allocator.put_all_off();
         let mut wait = ReturnsWait::begin(COLLECTING_MAX);
         loop {
             let is_retired = self.allocator.retired_bytes() > 0;
             let goes_on = wait.goes_on();
-            collect_garbage();
+            self.allocator.collect();
             self.allocator.trim();
             if let Some(taken) = take()? {
                 return Ok(taken);
@@ -189,7 +190,8 @@ impl Store {
         if !free.is_empty() {
             let guard = crossbeam_epoch::pin();
             for position in free {
-                self.allocator.retire(position, &guard);
+                let len_bytes = self.allocator.place_bytes(position).unwrap_or(0);
+                self.allocator.retire(position, len_bytes, &guard);
             }
         }
     }

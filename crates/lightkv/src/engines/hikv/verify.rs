@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::hash_index::Table;
 use super::root_layout::Entry;
 use super::store::Store;
-use crate::engines::readers::collect_garbage;
 use crate::{Error, Result, VerifyReport};
 
 /// How often the space of a store that is being written to is looked at.
@@ -84,7 +83,7 @@ impl Store {
         let mut before = None;
         for _ in 0..SPACE_ATTEMPTS_MAX {
             // What readers have left is in use and cannot be reached; less of it is a stricter check.
-            collect_garbage();
+            self.allocator.collect();
             let Some(found) = self.compare_space()? else {
                 std::thread::sleep(SPACE_PAUSE);
                 continue;

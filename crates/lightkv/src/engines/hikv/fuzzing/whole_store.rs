@@ -102,6 +102,7 @@ fn make_base() -> Result<Base> {
             extent_bytes: POOL_BYTES,
             segment_unit_bytes: super::super::allocator::UNIT_BYTES as u32,
             block_unit_bytes: 0,
+            always_flush: false,
             faults: Default::default(),
         })?;
         runs.extend(left.runs(Arena::Segments));

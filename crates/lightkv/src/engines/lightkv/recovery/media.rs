@@ -49,6 +49,7 @@ fn pool_options(state: &ManifestState, sizes: &Sizes, options: &Options) -> Pool
             .unwrap_or(max_bytes.min(32 << 20)),
         segment_unit_bytes: sizes.chunk_bytes as u32,
         block_unit_bytes: 0,
+        always_flush: options.tuning.always_flush,
         faults: options.tuning.pool_faults.clone(),
     }
 }
