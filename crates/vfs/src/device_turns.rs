@@ -25,8 +25,8 @@ pub const PIECE_BYTES: usize = 128 << 10;
 const SHARE_OF_READS: u32 = 1;
 /// A device that is in trouble for a moment should not stop background work for longer than that.
 const PAUSE_MAX: Duration = Duration::from_millis(10);
-/// Nobody waits for longer than that for others' pauses.
-const WAIT_MAX: Duration = Duration::from_millis(20);
+/// Nobody waits for longer than that for pauses, those of others included. Far longer than a round of all threads.
+const WAIT_MAX: Duration = Duration::from_millis(100);
 
 /// The turns at one device. See the head of the file.
 #[derive(Debug)]
@@ -249,6 +249,6 @@ mod tests {
         turns.transfer(Urgency::Patient, || ());
         let waited = begin.elapsed();
         assert!(waited >= WAIT_MAX, "{waited:?}");
-        assert!(waited < 100 * WAIT_MAX, "1000 pauses of 10 ms: {waited:?}");
+        assert!(waited < 20 * WAIT_MAX, "1000 pauses of 10 ms: {waited:?}");
     }
 }
