@@ -519,6 +519,9 @@ impl TableWriter {
             return Ok(());
         }
         if std::mem::take(&mut self.beside_reads) {
+            // What is short of a piece would be one of its own.
+            let rest = whole % PIECE_BYTES;
+            let whole = if whole > rest { whole - rest } else { whole };
             self.note_memory(0);
             self.write_range(0, whole)?;
             self.written += whole as u64;
