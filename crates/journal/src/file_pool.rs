@@ -25,7 +25,8 @@
 //!
 //! All that is appended, in small pieces and soon, because every flush of the engine has to wait for a sync of all
 //! of it: without this each flush would send tens of megabytes at once, and reads would wait behind them. The thread writes
-//! such a piece from staging to the journal file, and has the kernel write it back. What is short of a piece waits for a sync.
+//! such a piece from staging to the journal file, and has the kernel write it back; beside reads that somebody waits for it takes
+//! turns with flushes and merges, in shorter pieces ([`DeviceTurns`]). What is short of a piece waits for a sync.
 //!
 //! # Generations
 //!
@@ -39,7 +40,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use lightkv_vfs::{Mapping, OpenMode, Vfs, VfsFile, is_out_of_descriptors};
+use lightkv_vfs::{
+    DeviceTurns, Mapping, OpenMode, PIECE_BYTES, Urgency, Vfs, VfsFile, is_out_of_descriptors,
+};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::{JournalError, Result, is_want_of_space};
@@ -110,6 +113,7 @@ pub(crate) struct PoolSettings {
     pub(crate) store_identity: u64,
     pub(crate) file_bytes: u64,
     pub(crate) spare_files_max: usize,
+    pub(crate) device: Option<Arc<DeviceTurns>>,
 }
 
 /// Makes, keeps, recycles and deletes the files that hold no live entries.
@@ -236,7 +240,7 @@ impl FilePool {
         });
     }
 
-    /// The error of entries that did not reach their journal file. If it is more than want of space, or if staging may have
+    /// The error of entries that did not reach their journal file or the medium. If it is more than want of space, or if staging may have
     /// lost them, that is the end of all acknowledgements.
     pub(crate) fn write_out_error(&self, path: &Path, error: WriteOutError) -> JournalError {
         match error {
@@ -245,6 +249,10 @@ impl FilePool {
             }
             WriteOutError::Write(error) => {
                 self.poison(path, "write", &error);
+                self.poisoned_error()
+            }
+            WriteOutError::Writeback(error) => {
+                self.poison(path, "write back", &error);
                 self.poisoned_error()
             }
             WriteOutError::Lost(error) => {
@@ -592,7 +600,8 @@ impl FilePool {
         let Some(range) = state.outgoing.pop_front() else {
             return;
         };
-        let outcome = parking_lot::MutexGuard::unlocked(state, || range.write());
+        let device = self.settings.device.as_deref();
+        let outcome = parking_lot::MutexGuard::unlocked(state, || range.write(device));
         match outcome {
             Ok(None) => {}
             Ok(Some(staging)) => state.stagings.push(staging),
@@ -649,7 +658,25 @@ impl FilePool {
 impl OutgoingRange {
     /// Writes it out, if it is in staging, and has the kernel write it back. Gives the staging file if it is free now, and
     /// the range if that has failed.
-    fn write(mut self) -> std::result::Result<Option<StagingFile>, (OutgoingRange, WriteOutError)> {
+    ///
+    /// Beside reads it goes in short pieces: a copy of all of it would keep its processor, and its transfer the device, for as long as
+    /// ten reads take.
+    fn write(
+        mut self,
+        device: Option<&DeviceTurns>,
+    ) -> std::result::Result<Option<StagingFile>, (OutgoingRange, WriteOutError)> {
+        if let Some(staged) = &self.staged
+            && let Some(device) = device
+        {
+            let mut piece_end = self.start_offset;
+            while device.has_waiting_reads() && piece_end < self.end_offset {
+                piece_end = self.end_offset.min(piece_end + PIECE_BYTES as u64);
+                if let Err(error) = staged.write_out(piece_end) {
+                    return Err((self, error));
+                }
+                std::thread::yield_now();
+            }
+        }
         let mut freed = None;
         if let Some(staged) = &self.staged {
             let outcome = match self.ends_staging.take() {
@@ -669,9 +696,21 @@ impl OutgoingRange {
                 return Err((self, error));
             }
         }
-        let len_bytes = self.end_offset - self.start_offset;
+        let mut at = self.start_offset;
+        while let Some(device) = device
+            && device.has_waiting_reads()
+            && at < self.end_offset
+        {
+            let len_bytes = (self.end_offset - at).min(PIECE_BYTES as u64);
+            let written = device.transfer(Urgency::Prompt, || self.file.writeback(at, len_bytes));
+            if let Err(error) = written {
+                return Err((self, WriteOutError::Writeback(error)));
+            }
+            at += len_bytes;
+        }
+        let len_bytes = self.end_offset - at;
         // A hint: whatever is wrong with the medium is told by the sync.
-        let _ = self.file.start_writeback(self.start_offset, len_bytes);
+        let _ = self.file.start_writeback(at, len_bytes);
         Ok(freed)
     }
 }

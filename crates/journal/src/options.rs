@@ -1,5 +1,9 @@
 //! What the engine tells the journal when it opens it.
 
+use std::sync::Arc;
+
+use lightkv_vfs::DeviceTurns;
+
 use crate::journal_layout::{FILE_HEADER_LEN_BYTES, FILE_LEN_MAX_BYTES};
 
 /// A place where history leaves a file although no seal says so: the end of what one recovery found.
@@ -29,6 +33,8 @@ pub struct JournalOptions<'a> {
     pub first_live_generation: u64,
     /// The truncations that the manifest holds, in any order.
     pub truncations: &'a [Truncation],
+    /// The turns of background work at the device, if somebody reads from it beside the journal.
+    pub device: Option<&'a Arc<DeviceTurns>>,
 }
 
 impl JournalOptions<'_> {
@@ -40,6 +46,7 @@ impl JournalOptions<'_> {
             spare_files_max: 4,
             first_live_generation: 0,
             truncations: &[],
+            device: None,
         }
     }
 

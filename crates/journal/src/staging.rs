@@ -107,6 +107,9 @@ pub(crate) enum WriteOutError {
     Write(io::Error),
     /// What was read from the staging file may not be what was stored there. For good: the system tells it once.
     Lost(io::Error),
+    /// The system could not write the journal file back. For good, as a failed sync: it tells once, and counts as written what
+    /// it has lost.
+    Writeback(io::Error),
 }
 
 impl StagedFile {

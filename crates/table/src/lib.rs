@@ -49,7 +49,7 @@ pub use error::{Result, TableError};
 pub use iterator::{Access, IteratorOptions, READ_AHEAD_GROWTH, Seek, TableIterator};
 pub use leaf::{Leaf, LeafBytes, Probe};
 pub use reader::{Found, LeafSource, TableReader};
-pub use shared::{CounterValues, TableShared, WaitingRead};
+pub use shared::{CounterValues, TableShared};
 pub use verify::{VerifySummary, rebuild_leaf};
 pub use writer::{TableSummary, TableWriter};
 

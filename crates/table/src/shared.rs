@@ -2,12 +2,12 @@
 
 use crate::cache::TableCache;
 use crate::file_handles::FileHandles;
-use lightkv_vfs::{ALIGNMENT_BYTES_MAX, AlignedBuffer};
+use lightkv_vfs::{ALIGNMENT_BYTES_MAX, AlignedBuffer, DeviceTurns, WaitingRead};
 use parking_lot::Mutex;
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 /// Caches and counters that the tables of one store share. Built once per store.
 pub struct TableShared {
@@ -23,20 +23,10 @@ pub struct TableShared {
     write_buffers: Mutex<Vec<Vec<u8>>>,
     /// Buffers of scans that have ended, for the next ones, from the shortest on: a new one is as many page faults as it has pages.
     read_buffers: Mutex<Vec<AlignedBuffer>>,
-    /// Reads that somebody waits for.
-    waiting_reads: Counter,
+    /// Reads that somebody waits for, and turns of background work beside them.
+    device: Arc<DeviceTurns>,
     /// Whether a scan was ever placed in a table. Relaxed: a hint.
     has_scans: AtomicBool,
-}
-
-/// A read that somebody waits for, as long as this lives.
-#[derive(Debug)]
-pub struct WaitingRead<'a>(&'a TableShared);
-
-impl Drop for WaitingRead<'_> {
-    fn drop(&mut self) {
-        self.0.waiting_reads.add(1_u64.wrapping_neg());
-    }
 }
 
 /// So many buffers are kept for writers, of at most so many bytes.
@@ -52,12 +42,6 @@ const READ_BUFFERS_BYTES_MAX: u64 = 1 << 20;
 const READ_BUFFERS_CACHE_PART: u64 = 16;
 /// Buffers that are made for scans have so many bytes, or a multiple.
 const READ_BUFFER_STEP_BYTES: usize = 64 << 10;
-
-/// How much of a device's time is left to readers that wait, to one part for each background thread. Measured with a reader and a
-/// writer flat out: 3 gave the reader 2.0 to 2.3 times its rate and cost the writer a fifth, 6 gave it 2.5 to 2.9 times and cost a third.
-const DEVICE_SHARE_OF_READS: u32 = 4;
-/// A device that is in trouble for a moment should not stop background work for longer than that.
-const DEVICE_PAUSE_MAX: Duration = Duration::from_millis(10);
 
 impl fmt::Debug for TableShared {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -83,7 +67,7 @@ impl TableShared {
             writer_bytes: AtomicU64::new(0),
             write_buffers: Mutex::default(),
             read_buffers: Mutex::default(),
-            waiting_reads: Counter::default(),
+            device: Arc::default(),
             has_scans: AtomicBool::new(false),
         }
     }
@@ -97,14 +81,13 @@ impl TableShared {
     /// Notes that the caller is about to wait for a read of a table.
     #[inline]
     pub fn waiting_read(&self) -> WaitingRead<'_> {
-        self.waiting_reads.add(1);
-        WaitingRead(self)
+        self.device.waiting_read()
     }
 
     /// Whether somebody waits for a read of a table now.
     #[inline]
     pub fn has_waiting_reads(&self) -> bool {
-        self.waiting_reads.value() != 0
+        self.device.has_waiting_reads()
     }
 
     /// Notes that a scan is placed in a table: the indexes of new tables are worth caching.
@@ -131,16 +114,10 @@ impl TableShared {
         }
     }
 
-    /// Leaves the device to readers for a while, after background work has kept it `busy` for so long and somebody waits for a
-    /// read: a few times as long. Whoever reads all the time then waits little, and a writer flat out gets what is left, in
-    /// proportion, instead of all. Returns how long it slept.
-    pub(crate) fn leave_device(&self, busy: Duration) -> Duration {
-        if !self.has_waiting_reads() {
-            return Duration::ZERO;
-        }
-        let pause = (busy * DEVICE_SHARE_OF_READS).min(DEVICE_PAUSE_MAX);
-        std::thread::sleep(pause);
-        pause
+    /// The turns that background work takes at the device beside reads.
+    #[inline]
+    pub fn device(&self) -> &Arc<DeviceTurns> {
+        &self.device
     }
 
     /// Memory of what is cached now, in bytes.
@@ -377,20 +354,5 @@ mod tests {
         assert!((1..=512 << 10).contains(&shared.read_ahead_bytes()));
         shared.set_cache_capacity_bytes(1000);
         assert_eq!(shared.read_ahead_bytes(), 0);
-    }
-
-    #[test]
-    fn the_device_is_left_only_to_those_who_wait_and_never_for_long() {
-        let shared = TableShared::new(0, 1);
-        let busy = Duration::from_micros(500);
-        assert_eq!(shared.leave_device(busy), Duration::ZERO);
-        let waiting = shared.waiting_read();
-        assert_eq!(shared.leave_device(busy), busy * DEVICE_SHARE_OF_READS);
-        assert_eq!(
-            shared.leave_device(Duration::from_secs(60)),
-            DEVICE_PAUSE_MAX
-        );
-        drop(waiting);
-        assert_eq!(shared.leave_device(busy), Duration::ZERO);
     }
 }

@@ -24,7 +24,9 @@ use crate::{
     Compression, EntryKind, HashFunction, MAX_KEY_BYTES, MAX_VALUE_BYTES, TableOptions, hash_key,
 };
 use lightkv_memory::MappedVec;
-use lightkv_vfs::{ALIGNMENT_BYTES_MAX, OpenMode, PendingWrite, Vfs, VfsFile, WriteRequest};
+use lightkv_vfs::{
+    ALIGNMENT_BYTES_MAX, OpenMode, PIECE_BYTES, PendingWrite, Urgency, Vfs, VfsFile, WriteRequest,
+};
 use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
@@ -36,8 +38,6 @@ use std::time::Instant;
 const WRITE_BYTES: RangeInclusive<usize> = (64 << 10)..=(16 << 20);
 /// One that is filled while the device writes the other.
 const BUFFERS: usize = 2;
-/// At most so many while somebody waits for a read: that may stand behind the writes of all background threads.
-const WRITE_CHUNK_BESIDE_READS_BYTES: usize = 256 << 10;
 /// After so many blocks, some 50 us of work, readers are given way to.
 const GIVE_WAY_BLOCKS: usize = 8;
 /// Every so many entries a key of a data block is stored whole: a lookup decodes half as many.
@@ -482,7 +482,7 @@ impl TableWriter {
     fn has_chunk(&self) -> bool {
         let len_bytes = self.buffer.len() - self.pad;
         let chunk_bytes = match self.beside_reads {
-            true => self.chunk_bytes.min(WRITE_CHUNK_BESIDE_READS_BYTES),
+            true => self.chunk_bytes.min(PIECE_BYTES),
             false => self.chunk_bytes,
         };
         len_bytes >= chunk_bytes
@@ -518,11 +518,18 @@ impl TableWriter {
             self.buffer.truncate(self.pad);
             return Ok(());
         }
+        if std::mem::take(&mut self.beside_reads) {
+            // What is short of a piece would be one of its own.
+            let rest = whole % PIECE_BYTES;
+            let whole = if whole > rest { whole - rest } else { whole };
+            self.note_memory(0);
+            self.write_range(0, whole)?;
+            self.written += whole as u64;
+            self.shift(whole);
+            return Ok(());
+        }
         self.begin_write(whole);
         self.note_memory(0);
-        if std::mem::take(&mut self.beside_reads) {
-            self.end_write()?;
-        }
         Ok(())
     }
 
@@ -561,7 +568,11 @@ impl TableWriter {
         let begin = Instant::now();
         let finished = writing.pending.wait();
         self.spare = finished.buffer;
-        self.written_range(writing.offset, writing.len, begin, finished.result)
+        self.written_range(writing.offset, writing.len, finished.result)?;
+        if let Some(shared) = &self.shared {
+            shared.device().charge(begin.elapsed());
+        }
+        Ok(())
     }
 
     /// Drops the first unwritten bytes and moves the rest to an aligned place at the front.
@@ -591,14 +602,31 @@ impl TableWriter {
 
     /// Writes unwritten bytes, counted from the first of them, and waits for that.
     fn write_range(&mut self, start: usize, end: usize) -> Result<()> {
+        let Some(shared) = self.shared.clone() else {
+            return self.write_piece(start, end);
+        };
+        let mut at = start;
+        while at < end {
+            // The rest at once as soon as nobody reads.
+            let piece_end = match shared.has_waiting_reads() {
+                true => end.min(at + PIECE_BYTES),
+                false => end,
+            };
+            let device = shared.device();
+            device.transfer(Urgency::Patient, || self.write_piece(at, piece_end))?;
+            at = piece_end;
+        }
+        Ok(())
+    }
+
+    fn write_piece(&mut self, start: usize, end: usize) -> Result<()> {
         if start == end {
             return Ok(());
         }
         let bytes = &self.buffer[self.pad + start..self.pad + end];
         let offset = self.written + start as u64;
-        let begin = Instant::now();
         let result = self.file.write_all_at(bytes, offset);
-        self.written_range(offset, (end - start) as u64, begin, result)
+        self.written_range(offset, (end - start) as u64, result)
     }
 
     /// After a failure the table cannot be finished.
@@ -612,14 +640,8 @@ impl TableWriter {
         result.map_err(|error| TableError::from_io(&self.path, operation, offset, error))
     }
 
-    /// Takes note of a write that was waited for since `begin`.
-    fn written_range(
-        &mut self,
-        offset: u64,
-        len: u64,
-        begin: Instant,
-        result: io::Result<()>,
-    ) -> Result<()> {
+    /// Takes note of a write that has ended.
+    fn written_range(&mut self, offset: u64, len: u64, result: io::Result<()>) -> Result<()> {
         self.note_failure("write", offset, result)?;
         if self.file.alignment_bytes() == 1 {
             // A hint: whatever is wrong with the device, the sync will tell.
@@ -627,7 +649,6 @@ impl TableWriter {
         }
         if let Some(shared) = &self.shared {
             shared.counters.table_writes.add(1);
-            shared.leave_device(begin.elapsed());
         }
         Ok(())
     }

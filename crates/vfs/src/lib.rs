@@ -7,12 +7,14 @@
 //! Every method returns [`std::io::Error`]; the callers add the path, the offset and the advice.
 
 mod aligned;
+mod device_turns;
 mod memory;
 mod reads;
 mod real;
 mod writes;
 
 pub use aligned::{ALIGNMENT_BYTES_MAX, AlignedBuffer};
+pub use device_turns::{DeviceTurns, PIECE_BYTES, Urgency, WaitingRead};
 pub use memory::{CrashChooser, CrashQuestion, Fault, FaultKind, MemoryVfs, Operation};
 pub use reads::{FinishedRead, PendingReads, ReadRequest};
 pub use real::RealVfs;
@@ -151,6 +153,12 @@ pub trait VfsFile: Debug + Send + Sync {
     fn sync_data(&self) -> io::Result<()>;
     /// Starts writing back a range without waiting for it. A hint; may do nothing.
     fn start_writeback(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Writes a range back and waits for that, but not for the device's own cache: no [`VfsFile::sync_data`]. Fails, once, if the system
+    /// could not write something of the file back since this handle was opened: no later sync tells of it then, so such a
+    /// failure counts as one of a sync. May do nothing.
+    fn writeback(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.start_writeback(offset, len)
+    }
     /// Fails, once, if the system could not write something of the file back since this handle was opened: who never syncs a
     /// file learns of it here only, and pages that were not written are clean, so they may be read anew, as they were before. Waits
     /// for nothing and syncs nothing. Says nothing where the system cannot tell.

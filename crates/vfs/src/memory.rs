@@ -459,6 +459,11 @@ impl VfsFile for MemoryFile {
         Ok(())
     }
 
+    fn writeback(&self, _offset: u64, _len: u64) -> io::Result<()> {
+        let mut state = self.shared.state.lock();
+        state.faults.check(Operation::Writeback, &[&self.path])
+    }
+
     fn check_writeback(&self) -> io::Result<()> {
         let mut state = self.shared.state.lock();
         state.faults.check(Operation::CheckWriteback, &[&self.path])

@@ -290,6 +290,19 @@ impl VfsFile for RealFile {
         }
     }
 
+    fn writeback(&self, offset: u64, len: u64) -> io::Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        let (Ok(offset), Ok(len)) = (i64::try_from(offset), i64::try_from(len)) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        match writeback::complete(self.file.as_raw_fd(), offset, len) {
+            Err(error) if is_unsupported(&error) => Ok(()),
+            other => other,
+        }
+    }
+
     fn check_writeback(&self) -> io::Result<()> {
         match writeback::check(self.file.as_raw_fd()) {
             Err(error) if is_unsupported(&error) => Ok(()),
@@ -390,6 +403,7 @@ mod writeback {
 
     const SYNC_FILE_RANGE_WAIT_BEFORE: c_uint = 1;
     const SYNC_FILE_RANGE_WRITE: c_uint = 2;
+    const SYNC_FILE_RANGE_WAIT_AFTER: c_uint = 4;
     /// Behind every file there is.
     const NOWHERE_OFFSET: i64 = i64::MAX - 1;
 
@@ -399,6 +413,11 @@ mod writeback {
 
     pub(super) fn start(fd: c_int, offset: i64, len: i64) -> io::Result<()> {
         call(fd, offset, len, SYNC_FILE_RANGE_WRITE)
+    }
+
+    pub(super) fn complete(fd: c_int, offset: i64, len: i64) -> io::Result<()> {
+        let flags = SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+        call(fd, offset, len, flags)
     }
 
     /// Waiting for a range ends with the error that the whole file has met and this descriptor has not told yet. Where there
@@ -700,6 +719,8 @@ mod tests {
         file.sync_data().unwrap();
         file.start_writeback(0, 8192).unwrap();
         file.start_writeback(0, 0).unwrap();
+        file.writeback(0, 8192).unwrap();
+        file.writeback(0, 0).unwrap();
         file.check_writeback().unwrap();
         file.drop_from_cache(0, 8192).unwrap();
         file.drop_from_cache(0, 0).unwrap();

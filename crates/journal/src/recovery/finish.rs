@@ -91,6 +91,7 @@ impl Recovered {
             store_identity: self.store_identity,
             file_bytes: self.file_bytes,
             spare_files_max: self.spare_files_max,
+            device: self.device.clone(),
         };
         let stagings = self.reusable_stagings()?;
         let pool = FilePool::new(

@@ -75,7 +75,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use lightkv_vfs::{OpenMode, Vfs, VfsFile};
+use lightkv_vfs::{DeviceTurns, OpenMode, Vfs, VfsFile};
 
 use crate::entry_reader::EntryReader;
 use crate::error::{JournalError, Result};
@@ -125,6 +125,7 @@ pub struct FinishedRecovery {
 pub struct Recovered {
     vfs: Arc<dyn Vfs>,
     directory: PathBuf,
+    device: Option<Arc<DeviceTurns>>,
     store_identity: u64,
     file_bytes: u64,
     spare_files_max: usize,
@@ -212,6 +213,7 @@ impl Journal {
             file_bytes: options.effective_file_bytes(),
             vfs,
             directory: directory.to_path_buf(),
+            device: options.device.cloned(),
             store_identity: options.store_identity,
             spare_files_max: options.spare_files_max,
             first_live_generation: options.first_live_generation,

@@ -1,13 +1,14 @@
 //! Entries that are in staging, and their journal file not yet.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use lightkv_journal::JournalError;
-use lightkv_vfs::{Fault, FaultKind, MemoryVfs, Operation};
+use lightkv_vfs::{DeviceTurns, Fault, FaultKind, MemoryVfs, Operation, Vfs};
 
 use crate::store::{
-    FILE_BYTES, Store, assert_corruption, directory, file_of, read_file, replay, staging_names,
-    without_staging, write_file,
+    FILE_BYTES, Manifest, Store, assert_corruption, directory, file_of, read_file, replay,
+    staging_names, without_staging, write_file,
 };
 
 /// A store that has never written anything but staging, and how many entries it has.
@@ -263,5 +264,59 @@ fn staging_that_could_not_be_written_back_ends_all_acknowledgements() {
                 store.check_survivors(&survivors, store.synced_sequence, "not written back");
             }
         }
+    }
+}
+
+/// A store beside whose journal somebody waits for a read all the time: the thread writes back in turns and waits for each.
+fn store_beside_reads() -> Store {
+    let device = Arc::new(DeviceTurns::default());
+    std::mem::forget(device.waiting_read());
+    let manifest = Manifest {
+        device: Some(device),
+        ..Manifest::default()
+    };
+    let vfs = MemoryVfs::new();
+    vfs.create_directory(&directory()).unwrap();
+    vfs.sync_directory(Path::new("/")).unwrap();
+    vfs.sync_directory(Path::new("/store")).unwrap();
+    Store::open(vfs, manifest)
+}
+
+#[test]
+fn beside_reads_nothing_is_lost_either() {
+    let mut store = store_beside_reads();
+    for _ in 0..200 {
+        store.append(700).unwrap();
+    }
+    assert!(store.vfs.calls(Operation::Writeback) > 0);
+    for seed in 0..4 {
+        let survivors = replay(&store.vfs.crash_image(seed), &store.manifest).unwrap();
+        store.check_survivors(&survivors, store.synced_sequence, "written back");
+    }
+    store.sync().unwrap();
+    let survivors = replay(&store.vfs.crash_image(0), &store.manifest).unwrap();
+    assert_eq!(survivors.len(), 200);
+}
+
+/// Who waits for a range to be written back is told of a failure, and no sync after that.
+#[test]
+fn what_could_not_be_written_back_beside_reads_ends_all_acknowledgements() {
+    for kind in [FaultKind::Io, FaultKind::NoSpace] {
+        let mut store = store_beside_reads();
+        store.vfs.inject(Fault {
+            operation: Operation::Writeback,
+            kind,
+            after_calls: 1,
+            permanent: false,
+            path_contains: Some("journal-".to_string()),
+        });
+        let error = (0..1000)
+            .find_map(|_| store.append(700).err())
+            .expect("it is noticed when the next file is full");
+        assert!(
+            matches!(error, JournalError::Poisoned { .. }),
+            "{kind:?}: {error:?}"
+        );
+        assert!(matches!(store.sync(), Err(JournalError::Poisoned { .. })));
     }
 }

@@ -10,7 +10,7 @@ use lightkv_journal::{
     Appended, Journal, JournalError, JournalOptions, JournalPosition, ReplayError, Result,
     Truncation,
 };
-use lightkv_vfs::{MemoryVfs, OpenMode, Vfs};
+use lightkv_vfs::{DeviceTurns, MemoryVfs, OpenMode, Vfs};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -26,6 +26,8 @@ pub(crate) fn directory() -> PathBuf {
 pub(crate) struct Manifest {
     pub(crate) first_live_generation: u64,
     pub(crate) truncations: Vec<Truncation>,
+    /// Not part of it; handed on with the rest.
+    pub(crate) device: Option<Arc<DeviceTurns>>,
 }
 
 impl Manifest {
@@ -35,6 +37,7 @@ impl Manifest {
             spare_files_max: 2,
             first_live_generation: self.first_live_generation,
             truncations: &self.truncations,
+            device: self.device.as_ref(),
             ..JournalOptions::new(IDENTITY)
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{Access, Direction, TableIterator};
 use crate::error::{Result, TableError};
-use lightkv_vfs::{AlignedBuffer, FinishedRead, PendingReads, ReadRequest};
+use lightkv_vfs::{AlignedBuffer, FinishedRead, PIECE_BYTES, PendingReads, ReadRequest, Urgency};
 use std::sync::Arc;
 
 /// Each read ahead of a scan is so many times as long as the one before.
@@ -154,6 +154,9 @@ impl TableIterator {
     /// How much to read next.
     fn next_read_bytes(&self) -> usize {
         match self.options.access {
+            Access::Compaction if self.reader.shared.has_waiting_reads() => {
+                self.options.read_ahead_bytes_max.min(PIECE_BYTES)
+            }
             Access::Compaction => self.options.read_ahead_bytes_max,
             // The table has a little more of what is wanted than was to be expected.
             Access::Scan
@@ -202,14 +205,21 @@ impl TableIterator {
         self.forget_window();
         let shared = Arc::clone(&self.reader.shared);
         let _waiting = (self.options.access == Access::Scan).then(|| shared.waiting_read());
-        let read = self.request(stretch, buffer)?.read();
+        let request = self.request(stretch, buffer)?;
+        let read = match self.options.access {
+            Access::Scan => request.read(),
+            Access::Compaction => shared
+                .device()
+                .transfer(Urgency::Patient, || request.read()),
+        };
         self.take_window(stretch, read)
     }
 
     /// Begins to read what follows the window, if the walk is long and came to the window's blocks.
     pub(super) fn read_ahead(&mut self, direction: Direction) -> Result<()> {
         let is_long = match self.options.access {
-            Access::Compaction => true,
+            // Beside reads it waits for its turn when it is needed.
+            Access::Compaction => !self.reader.shared.has_waiting_reads(),
             Access::Scan => self.planned_bytes >= self.options.read_ahead_bytes_max,
         };
         if !is_long || direction == Direction::Seek || self.ahead.is_some() {

@@ -19,6 +19,8 @@ pub enum Operation {
     SetLen,
     /// [`VfsFile::sync_data`](crate::VfsFile::sync_data)
     SyncData,
+    /// [`VfsFile::writeback`](crate::VfsFile::writeback)
+    Writeback,
     /// [`VfsFile::check_writeback`](crate::VfsFile::check_writeback)
     CheckWriteback,
     /// [`Vfs::sync_directory`](crate::Vfs::sync_directory)

@@ -315,7 +315,7 @@ impl Store {
             for record in &versions {
                 let writer = match &mut writer {
                     Some(writer) => writer,
-                    None => writer.insert(self.new_table()?),
+                    None => writer.insert(self.new_table(leaf.segment.bytes())?),
                 };
                 if record.kind == EntryKind::LargeValue
                     && let Some(reference) = ValueReference::decode(record.value)
@@ -363,12 +363,12 @@ impl Store {
         }
     }
 
-    /// Starts a new table.
-    pub(crate) fn new_table(&self) -> Result<TableWriter> {
+    /// Starts a new table, of about `len_bytes`.
+    pub(crate) fn new_table(&self, len_bytes: u64) -> Result<TableWriter> {
         let number = self.new_file_number();
         let path = table_path(&self.directory, number);
         let (vfs, shared) = (self.vfs.clone(), self.tables.shared.clone());
-        let (options, spare) = (self.tables.options, self.tables.spares.take());
+        let (options, spare) = (self.tables.options, self.tables.spares.take(len_bytes));
         Ok(TableWriter::create_shared(
             vfs,
             path,
@@ -420,7 +420,7 @@ impl Store {
         let guard = crossbeam_epoch::pin();
         let mut tables = partition.view(&guard).tables.by_age().to_vec();
         for metadata in &flushed.tables {
-            let table = self.tables.register(metadata.clone());
+            let table = self.tables.register_new(metadata.clone());
             tables.insert(0, PartitionTable { table, weight: 0 });
         }
         self.commit_tables(partition, flushed_through, &tables, flushed.tables)?;

@@ -87,11 +87,16 @@ impl SpareTables {
         true
     }
 
-    /// The longest spare file, which is the caller's from now on.
-    pub(crate) fn take(&self) -> Option<PathBuf> {
+    /// The spare file for a table of about `len_bytes`, which is the caller's from now on: the shortest that is long enough, so
+    /// that least is cut off, which the device would be told of while somebody waits for a read; or else the longest.
+    pub(crate) fn take(&self, len_bytes: u64) -> Option<PathBuf> {
         let mut spares = self.0.lock();
         let files = spares.files.iter().enumerate();
-        let (at, _) = files.max_by_key(|(_, file)| file.len_bytes)?;
+        let (at, _) =
+            files.min_by_key(|(_, file)| match file.len_bytes.checked_sub(len_bytes) {
+                Some(cut_bytes) => (false, cut_bytes),
+                None => (true, len_bytes - file.len_bytes),
+            })?;
         let file = spares.files.swap_remove(at);
         spares.bytes -= file.len_bytes;
         spares.used_at = Instant::now();
@@ -160,17 +165,20 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_file_that_was_kept_is_taken_first() {
+    fn the_file_that_fits_best_is_taken_first() {
         let files = Files::new();
-        assert_eq!(files.spares.take(), None);
-        for (name, len_bytes) in [("a", 2000), ("b", 3000), ("c", 1000)] {
+        assert_eq!(files.spares.take(0), None);
+        for (name, len_bytes) in [("a", 2000), ("b", 3000), ("c", 1000), ("d", 4000)] {
             assert!(files.keep(name, len_bytes));
         }
-        assert_eq!(files.spares.bytes(), 6000);
-        for name in ["b", "a", "c"] {
-            assert_eq!(files.spares.take().as_deref(), Some(Path::new(name)));
+        assert_eq!(files.spares.bytes(), 10_000);
+        for (len_bytes, name) in [(1500, "a"), (3000, "b"), (5000, "d"), (5000, "c")] {
+            assert_eq!(
+                files.spares.take(len_bytes).as_deref(),
+                Some(Path::new(name))
+            );
         }
-        assert_eq!((files.spares.take(), files.spares.bytes()), (None, 0));
+        assert_eq!((files.spares.take(0), files.spares.bytes()), (None, 0));
     }
 
     #[test]
@@ -208,7 +216,7 @@ mod tests {
         assert!(files.spares.give_up_unused().is_empty());
         std::thread::sleep(KEEP_DURATION);
         assert_eq!(files.spares.give_up_unused(), [PathBuf::from("a")]);
-        assert_eq!((files.spares.take(), files.spares.bytes()), (None, 0));
+        assert_eq!((files.spares.take(0), files.spares.bytes()), (None, 0));
         assert!(files.keep("b", 10));
         assert_eq!(files.spares.give_up(), [PathBuf::from("b")]);
         assert!(files.keep("c", 10));

@@ -29,6 +29,7 @@ impl Store {
             let mut iterator = listed.table.iterator(options)?;
             iterator.seek(&partition.lower)?;
             inputs.push(iterator);
+            output.left_bytes += listed.table.metadata.file_len_bytes;
         }
         // Only a table behind the result can hold something that a tombstone has to hide.
         let older = TableList::new(plan.older.clone(), &partition.lower);
@@ -83,6 +84,8 @@ fn smallest(inputs: &[TableIterator], upper: Option<&[u8]>) -> Option<usize> {
 pub(super) struct MergeOutput<'a> {
     store: &'a Store,
     writer: Option<TableWriter>,
+    /// What may still be to be written, at most: the length of the inputs, less that of what is finished.
+    left_bytes: u64,
     pub(super) finished: Vec<TableMetadata>,
 }
 
@@ -91,6 +94,7 @@ impl<'a> MergeOutput<'a> {
         Self {
             store,
             writer: None,
+            left_bytes: 0,
             finished: Vec::new(),
         }
     }
@@ -113,7 +117,10 @@ impl<'a> MergeOutput<'a> {
     fn add(&mut self, key: &[u8], sequence: u64, kind: EntryKind, value: &[u8]) -> Result<()> {
         let writer = match &mut self.writer {
             Some(writer) => writer,
-            None => self.writer.insert(self.store.new_table()?),
+            None => {
+                let len_bytes = self.left_bytes.min(self.store.sizes.table_bytes_max);
+                self.writer.insert(self.store.new_table(len_bytes)?)
+            }
         };
         if kind == EntryKind::LargeValue
             && let Some(reference) = ValueReference::decode(value)
@@ -125,8 +132,9 @@ impl<'a> MergeOutput<'a> {
 
     fn finish_table(&mut self, retention: &Retention) -> Result<()> {
         if let Some(writer) = self.writer.take() {
-            self.finished
-                .push(self.store.finish_table(writer, retention)?);
+            let finished = self.store.finish_table(writer, retention)?;
+            self.left_bytes = self.left_bytes.saturating_sub(finished.file_len_bytes);
+            self.finished.push(finished);
         }
         Ok(())
     }

@@ -337,7 +337,7 @@ impl Store {
             Action::Merge | Action::Gather | Action::Rewrite => added
                 .iter()
                 .map(|metadata| PartitionTable {
-                    table: self.tables.register(metadata.clone()),
+                    table: self.tables.register_new(metadata.clone()),
                     weight: plan.weight,
                 })
                 .collect(),

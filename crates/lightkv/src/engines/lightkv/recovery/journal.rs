@@ -68,6 +68,7 @@ pub(super) fn recover(store: &Arc<Store>, state: &ManifestState) -> Result<ReadB
         file_bytes: store.sizes.journal_file_bytes,
         first_live_generation: state.journal_first_generation,
         truncations: &truncations,
+        device: Some(store.tables.shared.device()),
         ..JournalOptions::new(state.store_identity)
     };
     let mut recovered = Journal::open(store.vfs.clone(), &directory, options)?;
