@@ -23,7 +23,7 @@ fn delete(range: char, at: u64) -> Operation {
 }
 
 /// All partitions are used for one range of keys, then a second range is busy, and in the end the first is written again:
-/// records, deletes and a snapshot of before must all be told apart in what is one partition by then.
+/// records and deletes of all times must be told apart in what is one partition by then.
 fn moving_load() -> Vec<Operation> {
     let mut operations: Vec<Operation> = (0..48).map(|at| put('a', at * 7 % 48, 1)).collect();
     operations.extend((0..8).map(|at| delete('a', at * 6)));

@@ -39,6 +39,8 @@ pub(crate) struct Leaf {
     /// Partitions that have to flush it, each what lies within its bounds: more than one if it was frozen when its partition
     /// was split. Changed under the lock of a partition that lists it.
     flushes_left: AtomicUsize,
+    /// More than one partition lists it, or did, so it has records of others.
+    is_shared: AtomicBool,
 }
 
 impl fmt::Debug for Leaf {
@@ -60,6 +62,7 @@ impl Leaf {
             prefix: prefix.into(),
             sorted: Mutex::new(None),
             flushes_left: AtomicUsize::new(1),
+            is_shared: AtomicBool::new(false),
         })
     }
 
@@ -103,6 +106,12 @@ impl Leaf {
     pub(crate) fn share_flush(&self) {
         // Relaxed, here and below: the queue of flushes passes it on.
         self.flushes_left.fetch_add(1, Ordering::Relaxed);
+        self.is_shared.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it may have records that lie outside of a partition that lists it. Asked under the lock of that partition.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.is_shared.load(Ordering::Relaxed)
     }
 
     /// Notes that a partition has flushed it; tells whether that was the last one.
@@ -119,6 +128,7 @@ impl Leaf {
             // A scan that is sorting keeps its view; the next one sorts anew. A put does not wait for it.
             sorted: Mutex::new(self.sorted.try_lock().and_then(|sorted| sorted.clone())),
             flushes_left: AtomicUsize::new(1),
+            is_shared: AtomicBool::new(false),
         })
     }
 }

@@ -59,14 +59,18 @@ impl Store {
             }
             let view = partition.view(&guard);
             for leaf in std::iter::once(&view.top).chain(&view.frozen) {
-                report.buffered_records += leaf.index.len() as u64;
                 let mut stray = None;
                 leaf.index.for_each(|signature, _, offset| {
                     // SAFETY: `view` holds the leaf, which keeps its records.
                     let record = unsafe { self.buffer.record(offset) };
-                    if self.hash(record.key).1 != signature || !partition.contains(record.key) {
+                    let is_here = partition.contains(record.key);
+                    if self.hash(record.key).1 != signature || !is_here && !leaf.is_shared() {
                         stray = Some(offset);
                     }
+                    if !is_here {
+                        return; // the other half of a split has it, too
+                    }
+                    report.buffered_records += 1;
                     if record.kind == EntryKind::LargeValue {
                         let reference = ValueReference::decode(record.value);
                         value_files.extend(reference.map(|reference| reference.file_number));

@@ -68,12 +68,7 @@ impl Policy {
                 .any(|deletion| deletion.is_due && !is_clean(listed, &deletion.range, lower, upper))
         };
         let at = tables.iter().position(is_due)?;
-        Some(Plan {
-            action: Action::Rewrite,
-            inputs: vec![tables[at].clone()],
-            weight: tables[at].weight,
-            older: tables[at + 1..].to_vec(),
-        })
+        Some(Plan::rewrite_of(tables, at))
     }
 }
 

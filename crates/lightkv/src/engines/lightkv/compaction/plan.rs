@@ -37,8 +37,21 @@ pub(super) enum Action {
     Gather,
     /// Range deletions have deleted all that is in the inputs: only the manifest changes.
     Drop,
-    /// Range deletions have deleted some of what is in the input: rewrite it, in its place.
+    /// Range deletions have deleted some of what is in the input, or it reaches over the bounds of a partition that is to be
+    /// joined: rewrite it, in its place.
     Rewrite,
+}
+
+impl Plan {
+    /// One table of a list is rewritten in its place, with its weight.
+    pub(super) fn rewrite_of(tables: &[PartitionTable], at: usize) -> Self {
+        Self {
+            action: Action::Rewrite,
+            inputs: vec![tables[at].clone()],
+            weight: tables[at].weight,
+            older: tables[at + 1..].to_vec(),
+        }
+    }
 }
 
 /// What a partition is judged by.

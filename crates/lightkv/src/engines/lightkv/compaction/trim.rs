@@ -1,6 +1,6 @@
 //! Rewriting tables that reach over the bounds of a cold partition, so that it can be joined with its neighbour (`join.rs`).
 
-use super::plan::{Action, Plan, Policy};
+use super::plan::{Plan, Policy};
 use crate::engines::lightkv::partition::PartitionTable;
 
 /// Whether a table may hold keys of another partition as well.
@@ -20,18 +20,13 @@ impl Policy {
         let at = tables
             .iter()
             .position(|listed| reaches_over(listed, lower, upper))?;
-        Some(Plan {
-            action: Action::Rewrite,
-            inputs: vec![tables[at].clone()],
-            weight: tables[at].weight,
-            older: tables[at + 1..].to_vec(),
-        })
+        Some(Plan::rewrite_of(tables, at))
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::plan::apply;
+    use super::super::plan::{Action, apply};
     use super::*;
     use crate::engines::lightkv::table_list::tests::listed;
 
