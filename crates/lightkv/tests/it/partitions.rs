@@ -12,20 +12,32 @@ const VALUE_BYTES: usize = 200;
 /// `cold_after_bytes` of a store that joins nothing.
 const NEVER: u64 = u64::MAX;
 
-fn options(cold_after_bytes: Option<u64>) -> Options {
+/// Sizes at which a few megabytes use all partitions.
+fn sizes() -> Tuning {
+    Tuning {
+        buffer_bytes: Some(1 << 20),
+        segment_bytes: Some(64 << 10),
+        chunk_bytes: Some(1 << 10),
+        max_leaf_nodes: Some(PARTITIONS),
+        journal_file_bytes: Some(128 << 10),
+        block_bytes: Some(1 << 10),
+        ..Tuning::default()
+    }
+}
+
+fn options_on(vfs: &MemoryVfs, tuning: Tuning) -> Options {
     Options::new()
         .memory_budget(16 << 20)
-        .tuning(Tuning {
-            buffer_bytes: Some(1 << 20),
-            segment_bytes: Some(64 << 10),
-            chunk_bytes: Some(1 << 10),
-            max_leaf_nodes: Some(PARTITIONS),
-            journal_file_bytes: Some(128 << 10),
-            block_bytes: Some(1 << 10),
-            cold_after_bytes,
-            ..Tuning::default()
-        })
-        .vfs(Arc::new(MemoryVfs::new()))
+        .tuning(tuning)
+        .vfs(Arc::new(vfs.clone()))
+}
+
+fn options(cold_after_bytes: Option<u64>) -> Options {
+    let tuning = Tuning {
+        cold_after_bytes,
+        ..sizes()
+    };
+    options_on(&MemoryVfs::new(), tuning)
 }
 
 fn key(range: char, number: u64) -> String {
@@ -165,20 +177,15 @@ fn a_joined_partition_remembers_how_far_both_were_flushed() {
     const RECORDS: u64 = 8_000;
     let vfs = MemoryVfs::new();
     let options = |vfs: &MemoryVfs| {
-        Options::new()
-            .memory_budget(16 << 20)
-            .tuning(Tuning {
-                buffer_bytes: Some(1 << 20),
-                segment_bytes: Some(64 << 10),
-                chunk_bytes: Some(1 << 10),
-                max_leaf_nodes: Some(8),
-                // All of it in one file, so that the journal gives nothing back.
-                journal_file_bytes: Some(16 << 20),
-                range_purge_delay: Some(Duration::ZERO),
-                cold_after_bytes: Some(256 << 10),
-                ..Tuning::default()
-            })
-            .vfs(Arc::new(vfs.clone()))
+        let tuning = Tuning {
+            max_leaf_nodes: Some(8),
+            // All of it in one file, so that the journal gives nothing back.
+            journal_file_bytes: Some(16 << 20),
+            range_purge_delay: Some(Duration::ZERO),
+            cold_after_bytes: Some(256 << 10),
+            ..sizes()
+        };
+        options_on(vfs, tuning)
     };
     let db = options(&vfs).open("/store").unwrap();
     load(&db, 'a', RECORDS);
