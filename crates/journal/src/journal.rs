@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use lightkv_vfs::VfsFile;
+use lightkv_vfs::{VfsFile, sleep_briefly};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::{JournalError, Result};
@@ -144,8 +144,8 @@ const PREPARED_FILES_MAX: usize = 2;
 /// While the next file is still being prepared, an appender rests so long each time it has appended [`PACED_BYTES`]: many short
 /// waits instead of a long one at the end of the file. Three quarters of one of 16 MiB then take 50 ms at least, which
 /// is what a file takes on a busy device.
-const PACE: Duration = Duration::from_micros(500);
-const PACED_BYTES: u64 = 128 << 10;
+const PACE: Duration = Duration::from_micros(60);
+const PACED_BYTES: u64 = 16 << 10;
 
 #[derive(Debug)]
 struct Appender {
@@ -436,7 +436,7 @@ impl Journal {
         }
         let is_short = active.attention == Attention::None && self.pool.is_short();
         if is_short {
-            std::thread::sleep(PACE);
+            sleep_briefly(PACE);
         }
         let writeback_at = active.written_back_offset + WRITEBACK_BYTES;
         active.attend_at_offset = match active.attention {

@@ -11,6 +11,7 @@ mod device_turns;
 mod memory;
 mod reads;
 mod real;
+mod short_sleep;
 mod writes;
 
 pub use aligned::{ALIGNMENT_BYTES_MAX, AlignedBuffer};
@@ -18,6 +19,7 @@ pub use device_turns::{DeviceTurns, PIECE_BYTES, Urgency, WaitingRead};
 pub use memory::{CrashChooser, CrashQuestion, Fault, FaultKind, MemoryVfs, Operation};
 pub use reads::{FinishedRead, PendingReads, ReadRequest};
 pub use real::RealVfs;
+pub use short_sleep::sleep_briefly;
 pub use writes::{FinishedWrite, PendingWrite, WriteRequest};
 
 use std::fmt::Debug;

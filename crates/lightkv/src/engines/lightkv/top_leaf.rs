@@ -267,6 +267,53 @@ impl TopLeaf {
         TopLeaf::build(capacity_entries, self.slice_base_bytes, entries)
     }
 
+    /// Two tables of this one's shape: the entries with slices below a limit, and the others.
+    ///
+    /// Every entry stays in its bucket, which follows from its signature and the shape alone, so this is one pass over both without
+    /// hashing. For the writer, as [`TopLeaf::grown`].
+    pub(crate) fn halves(&self, slice_limit: u32) -> [TopLeaf; 2] {
+        let extra_count = self.extra_filter.len();
+        let mut buckets = [0, 1].map(|_| Vec::with_capacity(self.buckets.len()));
+        let mut entries = [0; 2];
+        for bucket in &self.buckets[..self.regular_count] {
+            let mut halves = [PlainBucket::default(); 2];
+            for lane in 0..SLOTS_PER_BUCKET {
+                let signature = bucket.signature(lane);
+                let slice = bucket.slices[lane].load(Ordering::Relaxed);
+                // An empty lane is stored as well, where the next one or nothing takes its place: no branch that half of the time goes wrong.
+                let half = usize::from(slice >= slice_limit);
+                halves[half].push(signature, slice, bucket.offset(lane));
+            }
+            for half in 0..2 {
+                entries[half] += halves[half].len;
+                buckets[half].push(halves[half].to_bucket());
+            }
+        }
+        let [left, right] = buckets;
+        let half = |mut buckets: Vec<Bucket>, entries: usize| {
+            buckets.extend((0..extra_count).map(|_| Bucket::empty()));
+            TopLeaf {
+                buckets: buckets.into_boxed_slice(),
+                regular_count: self.regular_count,
+                slice_base_bytes: self.slice_base_bytes,
+                was_used: AtomicU32::new(u32::from(entries > 0)),
+                extra_used: AtomicU32::new(0),
+                extra_filter: (0..extra_count).map(|_| AtomicU64::new(0)).collect(),
+                counts: CachePadded::new(Counts {
+                    entries: AtomicU32::new(entries as u32),
+                    extra_entries: AtomicU32::new(0),
+                }),
+            }
+        };
+        let mut halves = [half(left, entries[0]), half(right, entries[1])];
+        self.for_each_in(self.extra_in_use(), &mut |signature, slice, offset| {
+            halves[usize::from(slice >= slice_limit)]
+                .push(signature, slice, offset)
+                .expect("what the extra buckets of the whole hold fits those of a half");
+        });
+        halves
+    }
+
     /// How many entries fit, about: some sets of keys are full a little earlier or later.
     pub(crate) fn capacity(&self) -> usize {
         self.buckets.len() * SLOTS_PER_BUCKET * LOAD_PERCENT / 100
@@ -356,8 +403,20 @@ impl TopLeaf {
     /// is removed and inserted again even twice. Then, too, signature and slice may be those of
     /// another key that had the slot before: a reader takes the key from the record.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(u32, u32, u64)) {
-        for bucket in (0..self.regular_count).chain(self.extra_in_use()) {
-            let bucket = &self.buckets[bucket];
+        self.for_each_in(0..self.regular_count, &mut visit);
+        self.for_each_in(self.extra_in_use(), &mut visit);
+    }
+
+    /// As [`TopLeaf::for_each`] for about so many entries, which are a random choice: their buckets follow from a hash.
+    pub(crate) fn for_each_of_sample(&self, entries: usize, mut visit: impl FnMut(u32, u32, u64)) {
+        let stride = (self.len() / entries.max(1)).max(1);
+        for bucket in (0..self.regular_count).step_by(stride) {
+            self.for_each_in(bucket..bucket + 1, &mut visit);
+        }
+    }
+
+    fn for_each_in(&self, buckets: std::ops::Range<usize>, visit: &mut impl FnMut(u32, u32, u64)) {
+        for bucket in &self.buckets[buckets] {
             for lane in 0..SLOTS_PER_BUCKET {
                 // Acquire: the slice and the offset are then those of the signature, or newer.
                 let signature = bucket.signature(lane);
@@ -630,6 +689,37 @@ impl Slot {
     #[inline]
     fn new(bucket: usize, lane: usize) -> Slot {
         Slot((bucket * SLOTS_PER_BUCKET + lane) as u32)
+    }
+}
+
+/// A bucket on its way into a new table.
+#[derive(Clone, Copy, Default)]
+struct PlainBucket {
+    signatures: [u32; SLOTS_PER_BUCKET],
+    slices: [u32; SLOTS_PER_BUCKET],
+    offsets: [u64; SLOTS_PER_BUCKET],
+    len: usize,
+}
+
+impl PlainBucket {
+    /// Appends an entry. One without signature counts for nothing: the next takes its place.
+    #[inline]
+    fn push(&mut self, signature: u32, slice: u32, offset: u64) {
+        let lane = self.len % SLOTS_PER_BUCKET;
+        self.signatures[lane] = signature;
+        self.slices[lane] = slice;
+        self.offsets[lane] = offset;
+        self.len += usize::from(signature != 0);
+    }
+
+    #[inline]
+    fn to_bucket(self) -> Bucket {
+        let [a, b, c, d] = self.signatures.map(u64::from);
+        Bucket {
+            signatures: [a | b << 32, c | d << 32].map(AtomicU64::new),
+            slices: self.slices.map(AtomicU32::new),
+            offsets: self.offsets.map(AtomicU64::new),
+        }
     }
 }
 

@@ -87,6 +87,71 @@ fn a_table_is_nine_tenths_full_before_it_is_full() {
 }
 
 #[test]
+fn halves_share_the_entries_and_keep_the_shape() {
+    let mut state = 4;
+    for capacity in [0, 48, 3_000] {
+        // Full, so that extra buckets are in use, and with holes.
+        let mut whole = TopLeaf::new(capacity, 3);
+        let mut count = 0;
+        while whole
+            .push(
+                random_signature(&mut state),
+                next_random(&mut state) as u32,
+                count,
+            )
+            .is_ok()
+        {
+            count += 1;
+        }
+        for (signature, _, offset) in entries_of(&whole) {
+            if offset % 5 == 0 {
+                match whole.lookup(signature, |other| other == offset) {
+                    Lookup::Found { slot, .. } => whole.remove(slot),
+                    other => panic!("{offset} is {other:?}"),
+                }
+            }
+        }
+        let entries = entries_of(&whole);
+        for limit in [0, 1, 1 << 30, 1 << 31, u32::MAX] {
+            let halves = whole.halves(limit);
+            for (is_left, half) in [true, false].into_iter().zip(&halves) {
+                let mut expected = entries.clone();
+                expected.retain(|(_, slice, _)| (*slice < limit) == is_left);
+                assert_eq!(entries_of(half), expected, "{capacity}, {limit}");
+                assert_eq!(half.len(), expected.len());
+                assert_eq!(half.capacity(), whole.capacity());
+                assert_eq!(half.slice_base_bytes(), 3);
+                for (signature, _, offset) in expected {
+                    let found = half.find(signature, |other| (other == offset).then_some(()));
+                    assert_eq!(found, Some(()), "{capacity}, {limit}: {offset} is lost");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sample_is_a_part_of_the_entries_from_all_over() {
+    let mut state = 5;
+    let mut leaf = TopLeaf::new(20_000, 0);
+    for offset in 0..18_000 {
+        let slice = next_random(&mut state) as u32;
+        leaf.push(random_signature(&mut state), slice, offset)
+            .unwrap();
+    }
+    let mut slices = Vec::new();
+    leaf.for_each_of_sample(1_000, |_, slice, _| slices.push(slice));
+    assert!((800..1_300).contains(&slices.len()), "{}", slices.len());
+    let below = slices.iter().filter(|slice| **slice < 1 << 31).count();
+    // Half of them, standard deviation 16.
+    assert!(below.abs_diff(slices.len() / 2) < 80, "{below}");
+    let mut all = 0;
+    leaf.for_each_of_sample(30_000, |_, _, _| all += 1);
+    // All but those in extra buckets.
+    assert!((17_000..=18_000).contains(&all), "{all}");
+}
+
+#[test]
 fn operations_agree_with_a_map() {
     // Four keys share a signature, and there are more keys than room.
     const KEYS: u64 = 400;
