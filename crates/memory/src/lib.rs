@@ -1,5 +1,5 @@
 //! Memory that is known to the byte and given back: for what is cached ([`ByteArena`]), and for large buffers that are
-//! used for a moment ([`MappedVec`]).
+//! used for a moment ([`MappedVec`]) or come and go ([`ZeroedSlice`]).
 //!
 //! A general allocator is the wrong place for byte strings that live long and die in any order. It keeps an arena for each thread; a thread that fills a
 //! cache puts its entries into its own arena, and evicts those of others into theirs, where they leave holes
@@ -24,10 +24,12 @@ mod mapped_vec;
 mod mapping;
 mod shared_bytes;
 mod units;
+mod zeroed_slice;
 
 pub use arena::ByteArena;
 pub use mapped_vec::MappedVec;
 pub use shared_bytes::{SharedBytes, prefetch};
+pub use zeroed_slice::{Zeroable, ZeroedSlice};
 
 /// Unit of allocation within a chunk, in bytes: a cache line, so that short strings do not share one.
 pub const UNIT_BYTES: usize = 64;

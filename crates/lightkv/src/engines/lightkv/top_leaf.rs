@@ -84,10 +84,30 @@ struct Bucket {
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Bucket>() == 64 && align_of::<Bucket>() == 64);
 
+/// The buckets of a table.
+#[cfg(not(loom))]
+type Buckets = lightkv_memory::ZeroedSlice<Bucket>;
+#[cfg(loom)]
+type Buckets = Box<[Bucket]>;
+
+// SAFETY: all of it are atomic numbers, for which zero bytes are zero, and which are aligned to a cache line.
+#[cfg(not(loom))]
+unsafe impl lightkv_memory::Zeroable for Bucket {}
+
+#[cfg(not(loom))]
+fn empty_buckets(count: usize) -> Buckets {
+    Buckets::new(count)
+}
+
+#[cfg(loom)]
+fn empty_buckets(count: usize) -> Buckets {
+    (0..count).map(|_| Bucket::empty()).collect()
+}
+
 /// The hash table; see the head of this file.
 pub(crate) struct TopLeaf {
     /// The regular buckets, then the extra ones.
-    buckets: Box<[Bucket]>,
+    buckets: Buckets,
     /// At least two, so that the two buckets of a signature always differ.
     regular_count: usize,
     slice_base_bytes: u32,
@@ -225,9 +245,7 @@ impl TopLeaf {
             .max(2);
         let extra_count = regular_count.div_ceil(REGULAR_PER_EXTRA);
         TopLeaf {
-            buckets: (0..regular_count + extra_count)
-                .map(|_| Bucket::empty())
-                .collect(),
+            buckets: empty_buckets(regular_count + extra_count),
             regular_count,
             slice_base_bytes,
             was_used: AtomicU32::new(0),
@@ -273,9 +291,9 @@ impl TopLeaf {
     /// hashing. For the writer, as [`TopLeaf::grown`].
     pub(crate) fn halves(&self, slice_limit: u32) -> [TopLeaf; 2] {
         let extra_count = self.extra_filter.len();
-        let mut buckets = [0, 1].map(|_| Vec::with_capacity(self.buckets.len()));
+        let mut buckets = [0, 1].map(|_| empty_buckets(self.buckets.len()));
         let mut entries = [0; 2];
-        for bucket in &self.buckets[..self.regular_count] {
+        for (at, bucket) in self.buckets[..self.regular_count].iter().enumerate() {
             let mut halves = [PlainBucket::default(); 2];
             for lane in 0..SLOTS_PER_BUCKET {
                 let signature = bucket.signature(lane);
@@ -286,24 +304,21 @@ impl TopLeaf {
             }
             for half in 0..2 {
                 entries[half] += halves[half].len;
-                buckets[half].push(halves[half].to_bucket());
+                buckets[half][at] = halves[half].to_bucket();
             }
         }
         let [left, right] = buckets;
-        let half = |mut buckets: Vec<Bucket>, entries: usize| {
-            buckets.extend((0..extra_count).map(|_| Bucket::empty()));
-            TopLeaf {
-                buckets: buckets.into_boxed_slice(),
-                regular_count: self.regular_count,
-                slice_base_bytes: self.slice_base_bytes,
-                was_used: AtomicU32::new(u32::from(entries > 0)),
-                extra_used: AtomicU32::new(0),
-                extra_filter: (0..extra_count).map(|_| AtomicU64::new(0)).collect(),
-                counts: CachePadded::new(Counts {
-                    entries: AtomicU32::new(entries as u32),
-                    extra_entries: AtomicU32::new(0),
-                }),
-            }
+        let half = |buckets: Buckets, entries: usize| TopLeaf {
+            buckets,
+            regular_count: self.regular_count,
+            slice_base_bytes: self.slice_base_bytes,
+            was_used: AtomicU32::new(u32::from(entries > 0)),
+            extra_used: AtomicU32::new(0),
+            extra_filter: (0..extra_count).map(|_| AtomicU64::new(0)).collect(),
+            counts: CachePadded::new(Counts {
+                entries: AtomicU32::new(entries as u32),
+                extra_entries: AtomicU32::new(0),
+            }),
         };
         let mut halves = [half(left, entries[0]), half(right, entries[1])];
         self.for_each_in(self.extra_in_use(), &mut |signature, slice, offset| {
@@ -327,7 +342,11 @@ impl TopLeaf {
 
     /// Bytes of memory of the table, all of it.
     pub(crate) fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + size_of_val(&*self.buckets) + size_of_val(&*self.extra_filter)
+        #[cfg(not(loom))]
+        let buckets_bytes = self.buckets.memory_bytes();
+        #[cfg(loom)]
+        let buckets_bytes = size_of_val(&*self.buckets);
+        size_of::<Self>() + buckets_bytes + size_of_val(&*self.extra_filter)
     }
 
     /// Where in the keys the slices of the entries start.
@@ -649,6 +668,7 @@ impl TopLeaf {
 }
 
 impl Bucket {
+    #[cfg(loom)]
     fn empty() -> Bucket {
         Bucket {
             signatures: std::array::from_fn(|_| AtomicU64::new(0)),
