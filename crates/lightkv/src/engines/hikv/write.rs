@@ -113,13 +113,18 @@ impl Store {
                 place
             }
         };
-        let outcome = self.put_at(hash, key, value, place, deadline, guard);
-        match outcome {
-            // The item's fence was the slab's, too.
-            Ok(()) => self.allocator.publish(fresh),
-            Err(_) => self.allocator.abandon([place], fresh),
+        // The outcome is not handed on as a whole: to copy it would wait for the stores of the item, as a locked instruction does.
+        match self.put_at(hash, key, value, place, deadline, guard) {
+            Ok(()) => {
+                // The item's fence was the slab's, too.
+                self.allocator.publish(fresh);
+                Ok(())
+            }
+            Err(error) => {
+                self.allocator.abandon([place], fresh);
+                Err(error)
+            }
         }
-        outcome
     }
 
     /// Puts an item into a place and leads the key to it.
