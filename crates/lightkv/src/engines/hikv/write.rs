@@ -1,7 +1,7 @@
 //! The life of a put and of a delete: `docs/internals/hikv.md`. (The paper's algorithms 1 to 3.)
 //!
 //! ```text
-//! put:    room -> lock the group -> announce -> number -> item, persist -> entry, persist -> key index -> free the old item
+//! put:    room -> lock the group -> announce -> number -> key index -> item, persist -> entry, persist -> free the old item
 //! delete: lock the group -> announce -> number -> entry cleared, persist -> key index -> free the old item
 //! ```
 //!
@@ -12,7 +12,10 @@
 //! left is given back. (2) Everything that can fail happens before the announcement; but for the look at the old item's key, after which
 //! a write that fails, or begins again, has left nothing but a number. (3) Numbers are drawn under the
 //! group's lock, so the numbers of a key ascend. (4) While a moment is held, an item that an entry leaves is kept
-//! before the entry changes: see `versions`.
+//! before the entry changes: see `versions`. (5) Behind the item of a new key a put executes no locked instruction: it returns
+//! while the lines of the item and its entry are on their way, as `brief_lock` has it. Whoever learns of the put from this thread learns
+//! of it behind them; and the thread's own next operation pins an epoch, which waits for them, so that no two threads that
+//! put and then get can both miss what the other one put.
 
 use std::sync::atomic::Ordering;
 
@@ -217,8 +220,8 @@ impl Store {
             });
         }
         if found.is_none() {
-            // Before the item: with nothing but plain stores behind the streamed ones, nobody waits until they have left the processor.
-            // A scan that meets the key meanwhile finds no entry, as of a key that was deleted.
+            // Before the item: invariant 5. A scan that meets the key meanwhile finds no entry, as of a key that was deleted, and
+            // its moment is before this write.
             self.note(self.keys.insert(key, hash));
         }
         self.items.store(place, sequence, hash, key, value);
