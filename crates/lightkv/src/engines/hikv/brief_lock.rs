@@ -83,10 +83,6 @@ mod lock {
 
     // SAFETY: the flag is true from a successful take until it is given back, and only who finds it false takes it.
     unsafe impl RawMutex for RawBriefLock {
-        #[expect(
-            clippy::declare_interior_mutable_const,
-            reason = "each use is a lock of its own"
-        )]
         const INIT: Self = Self(Flag(AtomicBool::new(false)));
         type GuardMarker = GuardNoSend;
 
