@@ -29,6 +29,7 @@ UNSAFE = {
     "crates/checksum/src/lib.rs": "calls the processor's checksum instructions",
     "crates/fuzz/src/allocations.rs": "counts what the allocator is asked for",
     "crates/journal/src/mapped.rs": "stores into mapped journal files",
+    "crates/lightkv/src/engines/hikv/brief_lock.rs": "says that a lock excludes others",
     "crates/lightkv/src/engines/hikv/hash_index.rs": "publishes and frees tables by epoch",
     "crates/lightkv/src/engines/hikv/items.rs": "follows offsets to items of the pool",
     "crates/lightkv/src/engines/hikv/ordered_index/memory.rs": "allocates and follows nodes of the tree",

@@ -1,7 +1,7 @@
 //! Until when a write may wait, for locks as for background work.
 
 use crate::{Error, Result, WriteOptions};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::lock_api::{Mutex, MutexGuard, RawMutexTimed};
 use std::time::{Duration, Instant};
 
 /// A moment, or as long as it takes.
@@ -29,7 +29,10 @@ impl Deadline {
 
     /// Waits for a lock, no longer than it may.
     #[inline]
-    pub(crate) fn lock<T>(self, mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>> {
+    pub(crate) fn lock<R, T>(self, mutex: &Mutex<R, T>) -> Result<MutexGuard<'_, R, T>>
+    where
+        R: RawMutexTimed<Instant = Instant>,
+    {
         match self.0 {
             None => Ok(mutex.lock()),
             Some(deadline) => mutex
@@ -61,7 +64,7 @@ mod tests {
 
     #[test]
     fn a_lock_that_is_free_needs_no_wait() {
-        let mutex = Mutex::new(7);
+        let mutex = parking_lot::Mutex::new(7);
         let held = after(Duration::ZERO).lock(&mutex).unwrap();
         assert_eq!(*held, 7);
         for wait_max in [Duration::ZERO, Duration::from_millis(5)] {

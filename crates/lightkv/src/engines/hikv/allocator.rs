@@ -20,13 +20,14 @@
 
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_epoch::Guard;
 use crossbeam_utils::CachePadded;
-use lightkv_pmem::{Arena, PmemError, Pool, Run};
+use lightkv_pmem::{Arena, PmemError, Pool, Run, prefetch_store};
 use parking_lot::{Mutex, RwLock};
 
+use super::brief_lock::BriefLock;
 use super::pool_growth::{GrowthCall, ahead_bytes};
 use super::size_classes::{CLASSES_MAX, class_of, slot_bytes};
 use crate::engines::in_flight::thread_number;
@@ -66,11 +67,24 @@ const PAGES_PER_PART: usize = 16 << 10;
 const SLABS_PER_PART: usize = 4 << 10;
 const NO_SLAB: u32 = 0;
 
-/// Which slab each page of the pool belongs to: its number and one, by the page's first unit.
+/// Which slab each page of the pool belongs to.
 #[derive(Debug)]
 struct PageTable {
-    parts: Box<[OnceLock<Box<[AtomicU32]>>]>,
+    parts: Box<[OnceLock<PagePart>]>,
 }
+
+/// Pages side by side. The classes are apart, because a place that is given back needs no more than that, and a byte a page
+/// stays in the processor's caches.
+#[derive(Debug)]
+struct PagePart {
+    /// The slab's number and one, by the page's first unit.
+    numbers: Box<[AtomicU32]>,
+    /// The slab's class and one; 0 where there is no slab, [`LARGE_PAGE`] for [`LARGE`].
+    classes: Box<[AtomicU8]>,
+}
+
+const LARGE_PAGE: u8 = u8::MAX;
+const _: () = assert!(CLASSES_MAX < LARGE_PAGE as usize);
 
 impl PageTable {
     fn new(pool_bytes: u64) -> Self {
@@ -82,27 +96,58 @@ impl PageTable {
         }
     }
 
-    fn set(&self, run: Run, value: u32, parts_bytes: &AtomicU64) {
+    /// Lets a run belong to the slab of that number and class.
+    fn set(&self, run: Run, number: u32, class: u32, parts_bytes: &AtomicU64) {
+        let class = match class {
+            LARGE => LARGE_PAGE,
+            class => class as u8 + 1,
+        };
+        self.store(run, number + 1, class, parts_bytes);
+    }
+
+    /// Lets a run belong to no slab.
+    fn clear(&self, run: Run, parts_bytes: &AtomicU64) {
+        self.store(run, NO_SLAB, 0, parts_bytes);
+    }
+
+    fn store(&self, run: Run, number: u32, class: u8, parts_bytes: &AtomicU64) {
         let first = (run.offset / UNIT_BYTES) as usize;
         for page in first..first + run.units as usize {
             let part = self.parts[page / PAGES_PER_PART].get_or_init(|| {
-                let bytes = PAGES_PER_PART * size_of::<AtomicU32>();
+                let bytes = PAGES_PER_PART * (size_of::<AtomicU32>() + size_of::<AtomicU8>());
                 parts_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-                (0..PAGES_PER_PART)
-                    .map(|_| AtomicU32::new(NO_SLAB))
-                    .collect()
+                PagePart {
+                    numbers: (0..PAGES_PER_PART)
+                        .map(|_| AtomicU32::new(NO_SLAB))
+                        .collect(),
+                    classes: (0..PAGES_PER_PART).map(|_| AtomicU8::new(0)).collect(),
+                }
             });
+            let page = page % PAGES_PER_PART;
             // Relaxed: offsets into the run reach other threads through locks or index entries.
-            part[page % PAGES_PER_PART].store(value, Ordering::Relaxed);
+            part.numbers[page].store(number, Ordering::Relaxed);
+            part.classes[page].store(class, Ordering::Relaxed);
         }
     }
 
     fn get(&self, offset: u64) -> Option<u32> {
         let page = usize::try_from(offset / UNIT_BYTES).ok()?;
         let part = self.parts.get(page / PAGES_PER_PART)?.get()?;
-        match part[page % PAGES_PER_PART].load(Ordering::Relaxed) {
+        match part.numbers[page % PAGES_PER_PART].load(Ordering::Relaxed) {
             NO_SLAB => None,
             number => Some(number - 1),
+        }
+    }
+
+    /// The class of the slab that an offset belongs to.
+    #[inline]
+    fn class(&self, offset: u64) -> Option<u32> {
+        let page = usize::try_from(offset / UNIT_BYTES).ok()?;
+        let part = self.parts.get(page / PAGES_PER_PART)?.get()?;
+        match part.classes[page % PAGES_PER_PART].load(Ordering::Relaxed) {
+            0 => None,
+            LARGE_PAGE => Some(LARGE),
+            class => Some(u32::from(class) - 1),
         }
     }
 }
@@ -155,9 +200,9 @@ impl SlabState {
 struct Stripe {
     /// Free slots by class.
     cached: Vec<Vec<u64>>,
-    /// Places that nothing leads to any more, until there are enough to be put off, and the length of their items.
+    /// Places that nothing leads to any more, until there are enough to be put off, and the bytes of their slots.
     retired: Vec<u64>,
-    retired_len_bytes: u64,
+    retired_bytes: u64,
     /// Places that readers have left; they wait for the next writer.
     returned: Vec<u64>,
     /// Bytes of slots handed out through this stripe, less those given back through it.
@@ -181,7 +226,7 @@ pub(crate) struct Allocator {
     numbers: Mutex<(u32, Vec<u32>)>,
     /// Slabs with free slots, by class.
     lists: Box<[Mutex<Vec<u32>>]>,
-    stripes: Box<[CachePadded<Mutex<Stripe>>]>,
+    stripes: Box<[CachePadded<BriefLock<Stripe>>]>,
     /// Bytes of slots that were put off: they wait for the readers of their last item, or for a writer that takes them back.
     put_off_bytes: AtomicU64,
     /// Memory of the parts of the tables that are in use.
@@ -201,7 +246,7 @@ impl Allocator {
         let stripe = || Stripe {
             cached: vec![Vec::new(); CLASSES_MAX],
             retired: Vec::new(),
-            retired_len_bytes: 0,
+            retired_bytes: 0,
             returned: Vec::new(),
             used_bytes: 0,
         };
@@ -213,7 +258,7 @@ impl Allocator {
             numbers: Mutex::default(),
             lists: (0..CLASSES_MAX).map(|_| Mutex::default()).collect(),
             stripes: (0..STRIPES)
-                .map(|_| CachePadded::new(Mutex::new(stripe())))
+                .map(|_| CachePadded::new(BriefLock::new(stripe())))
                 .collect(),
             put_off_bytes: AtomicU64::new(0),
             parts_bytes: AtomicU64::new(0),
@@ -239,7 +284,7 @@ impl Allocator {
         &part[number % SLABS_PER_PART]
     }
 
-    fn stripe(&self) -> &Mutex<Stripe> {
+    fn stripe(&self) -> &BriefLock<Stripe> {
         &self.stripes[thread_number() % STRIPES]
     }
 
@@ -385,7 +430,7 @@ impl Allocator {
             free,
             listed,
         };
-        self.pages.set(run, number + 1, &self.parts_bytes);
+        self.pages.set(run, number, class, &self.parts_bytes);
         number
     }
 
@@ -419,14 +464,11 @@ impl Allocator {
 
     /// The bytes that it had.
     fn free_in(&self, stripe: &mut Stripe, place: u64) -> u64 {
-        let Some(number) = self.pages.get(place) else {
-            return 0;
+        let class = match self.pages.class(place) {
+            None => return 0,
+            Some(LARGE) => return self.free_large(stripe, place),
+            Some(class) => class as usize,
         };
-        let class = self.slab(number).class.load(Ordering::Relaxed);
-        if class == LARGE {
-            return self.free_large(stripe, number);
-        }
-        let class = class as usize;
         let bytes = slot_bytes(class);
         stripe.used_bytes -= bytes as i64;
         let cached = &mut stripe.cached[class];
@@ -438,13 +480,17 @@ impl Allocator {
         bytes
     }
 
-    fn free_large(&self, stripe: &mut Stripe, number: u32) -> u64 {
+    #[cold]
+    fn free_large(&self, stripe: &mut Stripe, place: u64) -> u64 {
+        let Some(number) = self.pages.get(place) else {
+            return 0;
+        };
         let closed = self.closed.read();
         let Some(run) = self.slab(number).state.lock().run.take() else {
             return 0;
         };
         stripe.used_bytes -= run.len_bytes as i64;
-        self.pages.set(run, NO_SLAB, &self.parts_bytes);
+        self.pages.clear(run, &self.parts_bytes);
         self.numbers.lock().1.push(number);
         if !*closed {
             self.pool.free(run);
@@ -456,9 +502,18 @@ impl Allocator {
     /// those with room.
     fn give_to_slabs(&self, class: usize, places: &[u64], spare: usize) {
         let closed = self.closed.read();
-        for &place in places {
-            let number = self.pages.get(place).expect("a slot belongs to a slab");
-            let mut state = self.slab(number).state.lock();
+        let slabs = || {
+            places.iter().map(|&place| {
+                let number = self.pages.get(place).expect("a slot belongs to a slab");
+                (place, number, self.slab(number))
+            })
+        };
+        // Places of long ago are each in another slab, and a lock has the processor wait for one line at a time.
+        for (_, _, slab) in slabs() {
+            prefetch_store(slab);
+        }
+        for (place, number, slab) in slabs() {
+            let mut state = slab.state.lock();
             let (index, bit) = state
                 .locate(place, slot_bytes(class))
                 .expect("a slot begins there");
@@ -479,7 +534,7 @@ impl Allocator {
     /// Gives a slab back to the pool. Its number goes with its listing.
     fn release(&self, state: &mut SlabState) {
         if let Some(run) = state.run.take() {
-            self.pages.set(run, NO_SLAB, &self.parts_bytes);
+            self.pages.clear(run, &self.parts_bytes);
             state.free = Box::default();
             state.free_count = 0;
             self.pool.free(run);
@@ -510,18 +565,19 @@ impl Allocator {
     }
 
     /// Frees a place when everybody who may read it now has ended, or some time after that: places are put off by the dozen, because it
-    /// costs as much for one. Whoever needs space calls [`Allocator::collect`]. The caller holds no lock of a group, and
-    /// knows about how long the item was: what the tables say of its slot is in lines that are not cached.
+    /// costs as much for one. Whoever needs space calls [`Allocator::collect`]. The caller holds no lock of a group.
     ///
     /// What is put off may be done by any thread, also by one that only reads; so it stores nothing to the pool.
     /// The next writer of this thread's stripe does.
     #[inline]
-    pub(crate) fn retire(self: &Arc<Self>, place: u64, len_bytes: u64, guard: &Guard) {
+    pub(crate) fn retire(self: &Arc<Self>, place: u64, guard: &Guard) {
+        // Now, and not for dozens of places at once: that would be the longest of as many writes.
+        let bytes = self.place_bytes(place).unwrap_or(0);
         let number = thread_number() % STRIPES;
         let mut stripe = self.stripes[number].lock();
         stripe.retired.push(place);
-        stripe.retired_len_bytes += len_bytes;
-        if stripe.retired.len() >= RETIRED_MAX || stripe.retired_len_bytes >= RETIRED_BYTES_MAX {
+        stripe.retired_bytes += bytes;
+        if stripe.retired.len() >= RETIRED_MAX || stripe.retired_bytes >= RETIRED_BYTES_MAX {
             self.put_off(number, &mut stripe, guard);
             drop(stripe);
             // Others shall see it: a thread may never come here again. With no lock held, because it does what was put off before.
@@ -538,10 +594,10 @@ impl Allocator {
             return;
         }
         stripe.retired.reserve(RETIRED_MAX);
-        stripe.retired_len_bytes = 0;
         // Relaxed: a sum for statistics and for `verify`, which looks twice.
         self.put_off_bytes
-            .fetch_add(self.bytes_of(&places), Ordering::Relaxed);
+            .fetch_add(stripe.retired_bytes, Ordering::Relaxed);
+        stripe.retired_bytes = 0;
         let allocator = self.clone();
         guard.defer(move || allocator.stripes[number].lock().returned.extend(places));
     }
@@ -613,15 +669,18 @@ impl Allocator {
     }
 
     /// Bytes of the slot at a place; `None` if no slot begins there.
+    #[inline]
     pub(crate) fn place_bytes(&self, place: u64) -> Option<u64> {
-        let slab = self.slab(self.pages.get(place)?);
-        match slab.class.load(Ordering::Relaxed) {
-            LARGE => {
-                let run = slab.state.lock().run?;
-                (run.offset == place).then_some(run.len_bytes)
-            }
+        match self.pages.class(place)? {
+            LARGE => self.large_bytes(place),
             class => Some(slot_bytes(class as usize)),
         }
+    }
+
+    #[cold]
+    fn large_bytes(&self, place: u64) -> Option<u64> {
+        let run = self.slab(self.pages.get(place)?).state.lock().run?;
+        (run.offset == place).then_some(run.len_bytes)
     }
 
     /// Bytes of slots in use, those that wait for readers included. Exact while nobody writes.
@@ -637,15 +696,8 @@ impl Allocator {
     /// Bytes of slots that wait for readers, or to be taken back.
     pub(crate) fn retired_bytes(&self) -> u64 {
         let stripes = self.stripes.iter();
-        let retired: u64 = stripes
-            .map(|stripe| self.bytes_of(&stripe.lock().retired))
-            .sum();
+        let retired: u64 = stripes.map(|stripe| stripe.lock().retired_bytes).sum();
         retired + self.put_off_bytes.load(Ordering::Relaxed)
-    }
-
-    fn bytes_of(&self, places: &[u64]) -> u64 {
-        let bytes = places.iter().filter_map(|place| self.place_bytes(*place));
-        bytes.sum()
     }
 
     /// Memory of the tables, in bytes.

@@ -9,9 +9,9 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use lightkv_pmem::Run;
-use parking_lot::MutexGuard;
 
 use super::allocator::Fresh;
+use super::brief_lock::BriefGuard;
 use super::hash_index::{Group, Slot, Table};
 use super::item_layout::item_len;
 use super::redo;
@@ -48,7 +48,7 @@ struct Planned {
 /// The groups of a batch, locked.
 struct Locked<'t> {
     tables: Vec<&'t Table>,
-    groups: Vec<MutexGuard<'t, Group>>,
+    groups: Vec<BriefGuard<'t, Group>>,
     /// By operation, index of its group.
     group_of: Vec<usize>,
 }
@@ -202,8 +202,7 @@ impl Store {
         drop(locked);
         for (plan, is_kept) in planned.iter().zip(kept) {
             if let Some(old) = plan.old.filter(|_| !is_kept) {
-                let len_bytes = self.allocator.place_bytes(old).unwrap_or(0);
-                self.allocator.retire(old, len_bytes, &guard);
+                self.allocator.retire(old, &guard);
             }
         }
         Ok(Attempt::Done)
@@ -222,7 +221,7 @@ impl Store {
         };
         let mut order: Vec<usize> = (0..operations.len()).collect();
         order.sort_unstable_by_key(|&at| place_of(at));
-        let mut groups: Vec<MutexGuard<'t, Group>> = Vec::new();
+        let mut groups: Vec<BriefGuard<'t, Group>> = Vec::new();
         let mut group_of = vec![0; operations.len()];
         let mut last = None;
         for at in order {

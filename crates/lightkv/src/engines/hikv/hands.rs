@@ -15,8 +15,10 @@ use crossbeam_utils::CachePadded;
 
 use crate::engines::in_flight::thread_number;
 
-/// More than the threads that write at the same time on most machines; threads may share one.
+/// More than the threads that write at the same time on most machines.
 const SLOTS: usize = 32;
+/// The slot of all threads that have none of their own.
+const SHARED_SLOT: usize = SLOTS - 1;
 
 /// Writes begun and ended, spread over threads.
 #[derive(Debug, Default)]
@@ -32,16 +34,34 @@ struct Slot {
 
 /// A write; dropping it says that its space is either reached or given back.
 #[derive(Debug)]
-pub(crate) struct Hand<'a>(&'a Slot);
+pub(crate) struct Hand<'a> {
+    slot: &'a Slot,
+    is_shared: bool,
+}
+
+impl Slot {
+    /// Adds one to a number: with a plain store if no other thread does, because a locked instruction waits for all stores before it.
+    #[inline]
+    fn add_one(number: &AtomicU64, is_shared: bool, ordering: Ordering) {
+        if is_shared {
+            number.fetch_add(1, ordering);
+        } else {
+            // Relaxed: this thread's own store.
+            number.store(number.load(Ordering::Relaxed) + 1, ordering);
+        }
+    }
+}
 
 impl Hands {
     /// Before a write takes any space.
     #[inline]
     pub(crate) fn begin(&self) -> Hand<'_> {
-        let slot = &*self.slots[thread_number() % SLOTS];
+        // Numbers of threads are never given out again.
+        let number = thread_number().min(SHARED_SLOT);
+        let (slot, is_shared) = (&*self.slots[number], number == SHARED_SLOT);
         // The allocator's locks order it before what is taken: who sees that, sees this.
-        slot.begun.fetch_add(1, Ordering::Relaxed);
-        Hand(slot)
+        Slot::add_one(&slot.begun, is_shared, Ordering::Relaxed);
+        Hand { slot, is_shared }
     }
 
     /// How many writes have begun so far, if none of them was under way at one moment of the call. If a second call gives
@@ -61,7 +81,7 @@ impl Hands {
 impl Drop for Hand<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.ended.fetch_add(1, Ordering::Release);
+        Slot::add_one(&self.slot.ended, self.is_shared, Ordering::Release);
     }
 }
 

@@ -28,8 +28,8 @@
 //! leaves the one table or the other; what is in no use is freed by recovery. Readers go on in the old table.
 
 use lightkv_pmem::{Pool, Run};
-use parking_lot::{Mutex, MutexGuard};
 
+use super::brief_lock::{BriefGuard, BriefLock};
 use super::root_layout::{ENTRY_BYTES, Entry, LINE_BYTES, LINE_ENTRIES, TablePlace};
 use super::sync::{Atomic, AtomicU8, Guard, Ordering, Owned, destroy_later};
 use crate::Result;
@@ -119,7 +119,7 @@ pub(crate) struct Table {
     group_mask: u64,
     /// By line: entries that passed it because it was full.
     overflow: Box<[AtomicU8]>,
-    groups: Box<[Mutex<Group>]>,
+    groups: Box<[BriefLock<Group>]>,
     pub(crate) run: Run,
 }
 
@@ -142,7 +142,9 @@ impl Table {
             line_mask: lines - 1,
             group_mask: group_lines - 1,
             overflow: (0..lines).map(|_| AtomicU8::new(0)).collect(),
-            groups: (0..lines / group_lines).map(|_| Mutex::default()).collect(),
+            groups: (0..lines / group_lines)
+                .map(|_| BriefLock::default())
+                .collect(),
         }
     }
 
@@ -190,18 +192,18 @@ impl Table {
     }
 
     #[inline]
-    pub(crate) fn lock_of(&self, group: usize) -> &Mutex<Group> {
+    pub(crate) fn lock_of(&self, group: usize) -> &BriefLock<Group> {
         &self.groups[group]
     }
 
     /// Locks all groups, in order.
-    pub(crate) fn lock_all(&self) -> Vec<MutexGuard<'_, Group>> {
+    pub(crate) fn lock_all(&self) -> Vec<BriefGuard<'_, Group>> {
         self.groups.iter().map(|group| group.lock()).collect()
     }
 
     /// Memory beside the pool, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        let groups = size_of_val::<[Mutex<Group>]>(&self.groups);
+        let groups = size_of_val::<[BriefLock<Group>]>(&self.groups);
         (self.overflow.len() + groups + size_of::<Self>()) as u64
     }
 

@@ -89,7 +89,7 @@ impl Items {
         unsafe { self.bytes(offset) }.is_some_and(|bytes| is_sound(bytes, self.place(offset)))
     }
 
-    /// The length in bytes of the item at `offset` if it has this key. Cheaper than reading all of it.
+    /// Whether the item at `offset` has this key. Cheaper than reading all of it.
     ///
     /// # Errors
     /// As [`Items::item`].
@@ -97,10 +97,10 @@ impl Items {
     /// # Safety
     /// As [`Items::item`].
     #[inline]
-    pub(crate) unsafe fn len_if_key(&self, offset: u64, key: &[u8]) -> Result<Option<u64>> {
+    pub(crate) unsafe fn has_key(&self, offset: u64, key: &[u8]) -> Result<bool> {
         // SAFETY: the caller's contract.
         let item = unsafe { self.item(offset) }?;
-        Ok(is_same_key(item.key, key).then(|| item_len(key.len(), item.value.len())))
+        Ok(is_same_key(item.key, key))
     }
 
     /// The item at `offset` if its bytes are what was written there, and it fits its slot.

@@ -20,7 +20,7 @@
 //! | `items`, `item_layout`, `allocator`, `size_classes`, `pool_growth` | keys and values, and their space |
 //! | `redo`, `redo_layout` | batches that are whole after a crash |
 //! | `key_index`, `ordered_index` | the keys in order, in memory |
-//! | `update_queue`, `threads`, `sampler`, `wake`, `stripe`, `sync`, `inline_key` | how they follow the writers |
+//! | `update_queue`, `threads`, `sampler`, `wake`, `sync`, `brief_lock`, `inline_key` | how they follow the writers |
 //! | `write_ahead_log`, `log_layout`, `ordered_index/range_partitioned` | the paper's variants, for comparison |
 //! | `versions` | what snapshots and scans may still read |
 //! | `open`, `recovery`, `rebuild`, `key_image`, `checkpoint`, `entry_file` | how what survives comes back |
@@ -49,6 +49,7 @@ use crate::{Durability, Error, Options, Result, Stats, Value, VerifyReport, Writ
 
 mod allocator;
 mod batch;
+mod brief_lock;
 mod checkpoint;
 mod delete_range;
 mod entry_file;

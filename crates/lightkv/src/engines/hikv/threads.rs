@@ -43,6 +43,10 @@ pub(crate) struct BackEndOptions {
 const LOOKS_MAX: u32 = 64;
 /// A nap: what a request waits at the most for the back end, if nobody asks for it before.
 const NAP: Duration = Duration::from_micros(500);
+/// Fewer requests than that at one look are too few to fetch the leaves of many at once: a thread that is ahead of the writers
+/// naps, so that more come together, and leaves the processor to others. With each request applied as it came a request took as long as
+/// the writers took for one, whatever that was.
+const GATHERED_MIN: usize = 32;
 /// Naps without any request before a thread sleeps.
 const NAPS_MAX: u32 = 40;
 /// Shortest window of sampling.
@@ -166,7 +170,8 @@ impl Crew {
         let mut idle = 0;
         while !self.must_end() {
             let hands = self.hands.load(Ordering::Relaxed);
-            if self.work(0, hands) > 0 {
+            let applied = self.work(0, hands);
+            if applied > 0 {
                 idle = 0;
                 if let Some(ended) = window.end(&self.sampler) {
                     self.adapt(&ended);
@@ -174,6 +179,9 @@ impl Crew {
                 let wanted = self.wanted.load(Ordering::Relaxed);
                 if hands != wanted {
                     self.call_hands(wanted);
+                }
+                if applied < GATHERED_MIN {
+                    self.queues.nap(NAP);
                 }
                 continue;
             }
@@ -212,8 +220,12 @@ impl Crew {
                 if hands <= number {
                     break;
                 }
-                if self.work(number, hands) > 0 {
+                let applied = self.work(number, hands);
+                if applied > 0 {
                     idle = 0;
+                    if applied < GATHERED_MIN {
+                        std::thread::park_timeout(NAP);
+                    }
                     continue;
                 }
                 idle += 1;

@@ -1,7 +1,7 @@
 //! The life of a put and of a delete: `docs/internals/hikv.md`. (The paper's algorithms 1 to 3.)
 //!
 //! ```text
-//! put:    room -> lock the group -> announce -> number -> item, persist -> entry, persist -> key index -> free the old item
+//! put:    room -> lock the group -> announce -> number -> key index -> item, persist -> entry, persist -> free the old item
 //! delete: lock the group -> announce -> number -> entry cleared, persist -> key index -> free the old item
 //! ```
 //!
@@ -12,7 +12,10 @@
 //! left is given back. (2) Everything that can fail happens before the announcement; but for the look at the old item's key, after which
 //! a write that fails, or begins again, has left nothing but a number. (3) Numbers are drawn under the
 //! group's lock, so the numbers of a key ascend. (4) While a moment is held, an item that an entry leaves is kept
-//! before the entry changes: see `versions`.
+//! before the entry changes: see `versions`. (5) Behind the item of a new key a put executes no locked instruction: it returns
+//! while the lines of the item and its entry are on their way, as `brief_lock` has it. Whoever learns of the put from this thread learns
+//! of it behind them; and the thread's own next operation pins an epoch, which waits for them, so that no two threads that
+//! put and then get can both miss what the other one put.
 
 use std::sync::atomic::Ordering;
 
@@ -50,8 +53,8 @@ struct Manner {
 struct Old {
     slot: Slot,
     position: u64,
-    /// Once it is known to have the key.
-    len_bytes: Option<u64>,
+    /// It is known to have the key.
+    has_key: bool,
 }
 
 /// What became of an attempt under a group's lock.
@@ -113,13 +116,18 @@ impl Store {
                 place
             }
         };
-        let outcome = self.put_at(hash, key, value, place, deadline, guard);
-        match outcome {
-            // The item's fence was the slab's, too.
-            Ok(()) => self.allocator.publish(fresh),
-            Err(_) => self.allocator.abandon([place], fresh),
+        // The outcome is not handed on as a whole: to copy it would wait for the stores of the item, as a locked instruction does.
+        match self.put_at(hash, key, value, place, deadline, guard) {
+            Ok(()) => {
+                // The item's fence was the slab's, too.
+                self.allocator.publish(fresh);
+                Ok(())
+            }
+            Err(error) => {
+                self.allocator.abandon([place], fresh);
+                Err(error)
+            }
         }
-        outcome
     }
 
     /// Puts an item into a place and leads the key to it.
@@ -186,7 +194,7 @@ impl Store {
         if group.is_dead {
             return Ok(Attempt::Replaced);
         }
-        let mut found = self.locate(table, hash, key, manner)?;
+        let found = self.locate(table, hash, key, manner)?;
         let slot = match &found {
             Some(old) => old.slot,
             None => {
@@ -211,8 +219,13 @@ impl Store {
                 item: Some((place, value)),
             });
         }
+        if found.is_none() {
+            // Before the item: invariant 5. A scan that meets the key meanwhile finds no entry, as of a key that was deleted, and
+            // its moment is before this write.
+            self.note(self.keys.insert(key, hash));
+        }
         self.items.store(place, sequence, hash, key, value);
-        if let Some(old) = &mut found
+        if let Some(old) = &found
             && !self.is_old_of(old, key)?
         {
             return Ok(Attempt::Twin);
@@ -229,13 +242,10 @@ impl Store {
         self.set_entry(slot, hash, place);
         self.pool().fence();
         drop(log);
-        if found.is_none() {
-            self.note(self.keys.insert(key, hash));
-        }
         drop(announcement);
         drop(group);
         if let Some(old) = found.filter(|_| !is_kept) {
-            self.retire(&old, guard);
+            self.allocator.retire(old.position, guard);
         }
         Ok(Attempt::Done)
     }
@@ -304,7 +314,7 @@ impl Store {
         let old = |(slot, position)| Old {
             slot,
             position,
-            len_bytes: None,
+            has_key: false,
         };
         if !manner.compares_first
             && let Some(likely) = table.find_likely(self.pool(), hash)
@@ -314,26 +324,16 @@ impl Store {
         let mut found = self.find(table, hash, key)?.map(old);
         if let Some(old) = &mut found {
             // Looked at just now.
-            self.is_old_of(old, key)?;
+            old.has_key = true;
         }
         Ok(found)
     }
 
-    /// Whether that is the key's item; then its length is known. The group is locked.
+    /// Whether that is the key's item. The group is locked.
     #[inline]
-    fn is_old_of(&self, old: &mut Old, key: &[u8]) -> Result<bool> {
-        if old.len_bytes.is_none() {
-            // SAFETY: the group is locked, so what its entries lead to is not given back.
-            old.len_bytes = unsafe { self.items.len_if_key(old.position, key) }?;
-        }
-        Ok(old.len_bytes.is_some())
-    }
-
-    /// Frees the item that an entry has left. No group is locked any more.
-    #[inline]
-    fn retire(&self, old: &Old, guard: &Guard) {
-        let len_bytes = old.len_bytes.unwrap_or(0);
-        self.allocator.retire(old.position, len_bytes, guard);
+    fn is_old_of(&self, old: &Old, key: &[u8]) -> Result<bool> {
+        // SAFETY: the group is locked, so what its entries lead to is not given back.
+        Ok(old.has_key || unsafe { self.items.has_key(old.position, key) }?)
     }
 
     /// The slot of a key and the position of its item. The group is locked.
@@ -341,7 +341,7 @@ impl Store {
     pub(crate) fn find(&self, table: &Table, hash: u64, key: &[u8]) -> Result<Option<(Slot, u64)>> {
         table.find(self.pool(), hash, |position| {
             // SAFETY: the group is locked, so what its entries lead to is not given back.
-            let is_same = unsafe { self.items.len_if_key(position, key) }?.is_some();
+            let is_same = unsafe { self.items.has_key(position, key) }?;
             if !is_same {
                 self.counters.false_match();
             }
@@ -372,7 +372,7 @@ impl Store {
             let announcement = self.announce()?;
             // Also for a key that is not there: each delete is counted by its number.
             let sequence = self.last_sequence.fetch_add(1, Ordering::SeqCst) + 1;
-            let Some(mut old) = found else {
+            let Some(old) = found else {
                 return Ok(());
             };
             let slot = old.slot;
@@ -385,7 +385,7 @@ impl Store {
                     item: None,
                 });
             }
-            if !self.is_old_of(&mut old, key)? {
+            if !self.is_old_of(&old, key)? {
                 manner.compares_first = true;
                 continue;
             }
@@ -399,7 +399,7 @@ impl Store {
             drop(announcement);
             drop(group);
             if !is_kept {
-                self.retire(&old, &guard);
+                self.allocator.retire(old.position, &guard);
             }
             return Ok(());
         }

@@ -27,12 +27,22 @@ impl OrderedIndex {
             let guard = pin();
             let access = Access { guard: &guard };
             let leaves = self.fetch_leaves(group, access);
+            // Together: to count is a locked instruction.
+            let mut added = 0_u64;
             for (change, leaf) in group.iter().zip(leaves) {
-                match change.position {
-                    Some(position) => self.insert_from(leaf, change.key, position, access),
-                    None => self.remove_from(leaf, change.key, access),
+                let difference = match change.position {
+                    Some(position) => {
+                        let previous = self.insert_from(leaf, change.key, position, access);
+                        u64::from(previous.is_none())
+                    }
+                    None => match self.remove_from(leaf, change.key, access) {
+                        Some(_) => u64::MAX, // minus one
+                        None => 0,
+                    },
                 };
+                added = added.wrapping_add(difference);
             }
+            self.count(added);
         }
     }
 

@@ -105,16 +105,25 @@ impl OrderedIndex {
     /// Puts an entry; returns the position that the key had.
     pub(crate) fn insert(&self, key: &[u8], position: u64) -> Option<u64> {
         let guard = pin();
-        self.insert_from(None, key, position, Access { guard: &guard })
+        let previous = self.insert_from(None, key, position, Access { guard: &guard });
+        if previous.is_none() {
+            self.count(1);
+        }
+        previous
     }
 
     /// Removes an entry; returns the position that the key had.
     pub(crate) fn remove(&self, key: &[u8]) -> Option<u64> {
         let guard = pin();
-        self.remove_from(None, key, Access { guard: &guard })
+        let removed = self.remove_from(None, key, Access { guard: &guard });
+        if removed.is_some() {
+            self.count(u64::MAX); // minus one
+        }
+        removed
     }
 
-    // The same, for who may know the leaf that is responsible for the key, if that is still in the tree.
+    // The same, for who may know the leaf that is responsible for the key, if that is still in the tree. Entries are counted by the
+    // caller.
 
     #[inline]
     fn insert_from<'g>(
@@ -128,16 +137,12 @@ impl OrderedIndex {
             let version = leaf.read().ok()?;
             self.try_insert(leaf, version, key, position, access).ok()
         });
-        let previous = known.unwrap_or_else(|| {
+        known.unwrap_or_else(|| {
             retry(|| {
                 let (leaf, version) = self.leaf(key, access)?;
                 self.try_insert(leaf, version, key, position, access)
             })
-        });
-        if previous.is_none() {
-            self.count(1);
-        }
-        previous
+        })
     }
 
     #[inline]
@@ -158,7 +163,6 @@ impl OrderedIndex {
             })
         });
         let (previous, is_small) = removed?;
-        self.count(u64::MAX); // minus one
         while is_small && retry(|| self.merge_for(key, access)) {}
         Some(previous)
     }
