@@ -3,7 +3,7 @@
 //! Where the memory is there, one large page takes a quarter of the time of its 512 small ones, and reads miss the
 //! processor's translations less. But in a guest whose host takes free memory back, the first touch of a large page may
 //! take ten times as long as those of small ones, which are what the kernel was given back last. Neither is known beforehand, and
-//! either may change, also from page to page. So both are timed, and what has taken less lately is used. Large pages that lose
+//! either may change, also from page to page. So both are timed, by the processor time of who faults them in, and what has taken less lately is used. Large pages that lose
 //! are left alone for a while, twice as long each time, and tried again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
