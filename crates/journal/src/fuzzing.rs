@@ -215,7 +215,6 @@ pub fn journal_file(input: &[u8]) {
     let Ok(mut recovered) = Journal::open(vfs, directory, options) else {
         return;
     };
-    let _ = recovered.replayed_bytes_max();
     let history = replay(&mut recovered);
     if let Some(history) = &history {
         assert!(

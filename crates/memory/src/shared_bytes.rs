@@ -103,6 +103,12 @@ impl SharedBytes {
         }
     }
 
+    /// The number of the line of memory at which it begins, for [`prefetch_lines_at`].
+    #[inline]
+    pub fn first_line(&self) -> u64 {
+        (self.header.as_ptr().addr() / UNIT_BYTES) as u64
+    }
+
     /// Whether its chunk was given up: the memory returns to the system when all strings in it are gone.
     pub fn is_leaving(&self) -> bool {
         self.chunk().is_leaving()
@@ -187,6 +193,22 @@ pub fn prefetch(bytes: &[u8]) {
     if let Some(last) = bytes.last() {
         prefetch_line(last);
     }
+}
+
+/// Asks for lines of memory by their numbers, whatever is there now, if anything is. A hint.
+#[inline]
+pub fn prefetch_lines_at(first: u64, count: usize) {
+    for line in first..first.saturating_add(count as u64) {
+        prefetch_line(std::ptr::without_provenance(
+            (line as usize).wrapping_mul(UNIT_BYTES),
+        ));
+    }
+}
+
+/// Asks for the first cache line of something that is soon to be read. A hint.
+#[inline]
+pub fn prefetch_of<T>(target: &T) {
+    prefetch_line(std::ptr::from_ref(target).cast());
 }
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -3,11 +3,13 @@
 //! Where the memory is there, one large page takes a quarter of the time of its 512 small ones, and reads miss the
 //! processor's translations less. But in a guest whose host takes free memory back, the first touch of a large page may
 //! take ten times as long as those of small ones, which are what the kernel was given back last. Neither is known beforehand, and
-//! either may change, also from page to page. So both are timed, and what has taken less lately is used. Large pages that lose
+//! either may change, also from page to page. So both are timed, by the processor time of who faults them in, and what has taken less lately is used. Large pages that lose
 //! are left alone for a while, twice as long each time, and tried again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::map::LARGE_PAGE_BYTES;
 
@@ -18,8 +20,17 @@ const SMALL_PAGES_ASSUMED: Duration = Duration::from_micros(1_500);
 const LARGE_PAGE_ASSUMED: Duration = Duration::from_micros(1_000);
 /// So much is faulted in with small pages after large ones have lost for the first time.
 const PAUSE_BYTES_MIN: u64 = 32 << 20;
+/// The kernel is asked for large pages for so much at once. Each time takes the address space's lock, for which it waits until nobody
+/// faults a page in: asked page by page, threads that share the work do it one after the other.
+const ADVISED_BYTES: u64 = 32 << 20;
 /// Of each mean, the latest time makes one part of so many. One that is slow among eight that are not is nothing.
 const MEAN_PARTS: u64 = 8;
+
+/// What the kernel is to be told about a range, in bytes: offset and length.
+pub(crate) enum PageAdvice {
+    Large(u64, u64),
+    Small(u64, u64),
+}
 
 /// What was learnt of pages while a range was faulted in from its beginning. Relaxed everywhere: threads that see old values
 /// try once more or once less.
@@ -32,6 +43,8 @@ pub(crate) struct LargePages {
     resume_offset: AtomicU64,
     /// How long they are left alone when they lose next.
     pause_bytes: AtomicU64,
+    /// The kernel was asked for them up to here. Held while it is told, so that the last word is that of who decided last.
+    advised_end: Mutex<u64>,
 }
 
 impl LargePages {
@@ -41,12 +54,21 @@ impl LargePages {
             small_ns: AtomicU64::new(SMALL_PAGES_ASSUMED.as_nanos() as u64),
             resume_offset: AtomicU64::new(0),
             pause_bytes: AtomicU64::new(PAUSE_BYTES_MIN),
+            advised_end: Mutex::new(0),
         }
     }
 
-    /// Whether the page at `offset` shall be a large one.
-    pub(crate) fn are_wanted(&self, offset: u64) -> bool {
-        offset >= self.resume_offset.load(Ordering::Relaxed)
+    /// Whether the page at `offset` shall be a large one. Then it tells the kernel, with others that follow up to `end` at most.
+    pub(crate) fn are_wanted(&self, offset: u64, end: u64, tell: impl FnOnce(PageAdvice)) -> bool {
+        let mut advised_end = self.advised_end.lock();
+        if offset < self.resume_offset.load(Ordering::Relaxed) {
+            return false;
+        }
+        if offset >= *advised_end {
+            *advised_end = end.min(offset + ADVISED_BYTES);
+            tell(PageAdvice::Large(offset, *advised_end - offset));
+        }
+        true
     }
 
     /// Takes note of how long small pages of as much memory as a large one took.
@@ -54,15 +76,21 @@ impl LargePages {
         note_time(&self.small_ns, time);
     }
 
-    /// Takes note of how long the large page at `offset` took.
-    pub(crate) fn took(&self, offset: u64, time: Duration) {
+    /// Takes note of how long the large page at `offset` took. If they lose by that, tells the kernel so.
+    pub(crate) fn took(&self, offset: u64, time: Duration, tell: impl FnOnce(PageAdvice)) {
         let small_ns = self.small_ns.load(Ordering::Relaxed);
         if note_time(&self.large_ns, time) <= small_ns {
             self.pause_bytes.store(PAUSE_BYTES_MIN, Ordering::Relaxed);
             return;
         }
+        let mut advised_end = self.advised_end.lock();
+        let next = offset.saturating_add(LARGE_PAGE_BYTES);
+        if next < *advised_end {
+            tell(PageAdvice::Small(next, *advised_end - next));
+        }
+        *advised_end = 0;
         let pause_bytes = self.pause_bytes.load(Ordering::Relaxed);
-        let resume_offset = offset.saturating_add(LARGE_PAGE_BYTES + pause_bytes);
+        let resume_offset = next.saturating_add(pause_bytes);
         self.resume_offset
             .fetch_max(resume_offset, Ordering::Relaxed);
         self.pause_bytes
@@ -93,9 +121,9 @@ mod tests {
     fn tried(pages: &LargePages, range_bytes: u64, time: impl Fn(u64) -> Duration) -> Vec<u64> {
         let offsets = (0..range_bytes).step_by(LARGE_PAGE_BYTES as usize);
         let wanted = offsets.filter(|&offset| {
-            let is_wanted = pages.are_wanted(offset);
+            let is_wanted = pages.are_wanted(offset, range_bytes, |_| ());
             if is_wanted {
-                pages.took(offset, time(offset));
+                pages.took(offset, time(offset), |_| ());
             } else {
                 pages.small_took(SMALL);
             }
@@ -138,9 +166,9 @@ mod tests {
         assert_eq!(first.len(), 4);
         let offsets = (64 << 20..1 << 30).step_by(LARGE_PAGE_BYTES as usize);
         let later = offsets.filter(|&offset| {
-            let is_wanted = pages.are_wanted(offset);
+            let is_wanted = pages.are_wanted(offset, 1 << 30, |_| ());
             if is_wanted {
-                pages.took(offset, FAST);
+                pages.took(offset, FAST, |_| ());
             }
             is_wanted
         });
@@ -149,5 +177,37 @@ mod tests {
             later.count() as u64,
             ((1 << 30) - (104 << 20)) / LARGE_PAGE_BYTES
         );
+    }
+
+    /// What the kernel believes, page by page, is what was wanted, and it is told rarely.
+    #[test]
+    fn the_kernel_is_told_what_is_wanted_for_many_pages_at_once() {
+        let pages = LargePages::new();
+        let range_bytes = (1 << 30) + LARGE_PAGE_BYTES;
+        let mut are_large = vec![false; (range_bytes / LARGE_PAGE_BYTES) as usize];
+        let mut told = 0;
+        let mut tell = |advice: PageAdvice, are_large: &mut Vec<bool>| {
+            let (is_large, offset, len_bytes) = match advice {
+                PageAdvice::Large(offset, len_bytes) => (true, offset, len_bytes),
+                PageAdvice::Small(offset, len_bytes) => (false, offset, len_bytes),
+            };
+            let first = (offset / LARGE_PAGE_BYTES) as usize;
+            are_large[first..][..(len_bytes / LARGE_PAGE_BYTES) as usize].fill(is_large);
+            told += 1;
+        };
+        for offset in (0..range_bytes).step_by(LARGE_PAGE_BYTES as usize) {
+            let is_slow = (300 << 20..400 << 20).contains(&offset);
+            let is_wanted =
+                pages.are_wanted(offset, range_bytes, |advice| tell(advice, &mut are_large));
+            let at = (offset / LARGE_PAGE_BYTES) as usize;
+            assert_eq!(are_large[at], is_wanted, "{at}");
+            if is_wanted {
+                let time = if is_slow { SLOW } else { FAST };
+                pages.took(offset, time, |advice| tell(advice, &mut are_large));
+            } else {
+                pages.small_took(SMALL);
+            }
+        }
+        assert!((30..50).contains(&told), "{told}");
     }
 }

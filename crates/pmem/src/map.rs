@@ -12,6 +12,8 @@ use std::ffi::c_void;
 #[cfg(not(miri))]
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
+use crate::large_pages::PageAdvice;
+
 /// Extents are mapped at multiples of this where their sizes allow it, so that the kernel can use
 /// large pages.
 pub(crate) const LARGE_PAGE_BYTES: u64 = 2 << 20;
@@ -134,11 +136,15 @@ impl Mapping {
         Ok(())
     }
 
-    /// Asks for large pages where a range of plain DRAM is not faulted in yet. A hint.
-    pub(crate) fn prefer_large_pages(&self, offset: u64, len_bytes: u64) {
+    /// Says what pages are wanted where a range of plain DRAM is not faulted in yet. A hint.
+    pub(crate) fn advise_pages(&self, advice: PageAdvice) {
+        let (offset, len_bytes, advice) = match advice {
+            PageAdvice::Large(offset, len_bytes) => (offset, len_bytes, Advice::LinuxHugepage),
+            PageAdvice::Small(offset, len_bytes) => (offset, len_bytes, Advice::LinuxNoHugepage),
+        };
         let (place, len) = self.checked_place(offset, len_bytes);
         // SAFETY: the advice does not change contents; kernels without large pages refuse it.
-        let _ = unsafe { mm::madvise(place.cast(), len, Advice::LinuxHugepage) };
+        let _ = unsafe { mm::madvise(place.cast(), len, advice) };
     }
 
     /// Faults a range in, so that the first stores do not pay for it. A hint.
@@ -230,7 +236,7 @@ impl Mapping {
 
     pub(crate) fn populate(&self, _: u64, _: u64, _: u64) {}
 
-    pub(crate) fn prefer_large_pages(&self, _: u64, _: u64) {}
+    pub(crate) fn advise_pages(&self, _: PageAdvice) {}
 
     pub(crate) fn sync(&self, _: u64, _: u64) -> io::Result<()> {
         Ok(())

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 
@@ -556,8 +556,10 @@ impl Pool {
         if self.kind != SourceKind::Volatile {
             return;
         }
-        // Units may be smaller than pages; the pool ends with a page.
-        let end = end.next_multiple_of(4096).min(self.size_bytes());
+        // In whole steps, so that large pages can be used however small the parts are that callers ask for.
+        let end = end
+            .next_multiple_of(LARGE_PAGE_BYTES)
+            .min(self.size_bytes());
         let end_of_step = |at: u64| end.min((at + 1).next_multiple_of(LARGE_PAGE_BYTES));
         let next_step = |at: u64| (at < end).then(|| end_of_step(at));
         // Relaxed: the steps are shared out between the callers, and order nothing.
@@ -571,17 +573,22 @@ impl Pool {
                     extent.touch(offset, offset + len_bytes);
                 }
             }
-            let started = Instant::now();
-            if len_bytes == LARGE_PAGE_BYTES && self.large_pages.are_wanted(offset) {
-                self.mapping.prefer_large_pages(offset, len_bytes);
+            let is_whole = len_bytes == LARGE_PAGE_BYTES;
+            let tell = |advice| self.mapping.advise_pages(advice);
+            let is_large =
+                is_whole && (self.large_pages).are_wanted(offset, self.size_bytes(), tell);
+            let started = thread_time();
+            if is_large {
                 self.mapping.populate(offset, len_bytes, LARGE_PAGE_BYTES);
-                self.large_pages.took(offset, started.elapsed());
+                let time = thread_time().saturating_sub(started);
+                self.large_pages.took(offset, time, tell);
             } else {
                 // They take long enough for other threads to miss the lock: a few at a time.
                 self.mapping
                     .populate(offset, len_bytes, POPULATE_PART_BYTES);
-                if len_bytes == LARGE_PAGE_BYTES {
-                    self.large_pages.small_took(started.elapsed());
+                if is_whole {
+                    let time = thread_time().saturating_sub(started);
+                    self.large_pages.small_took(time);
                 }
             }
         }
@@ -740,6 +747,19 @@ fn emulation_of(medium: &EmulatedMedium) -> Emulation {
         write_latency_ns: medium.write_latency_ns,
         fence_latency_ns: medium.fence_latency_ns,
     }
+}
+
+/// Processor time of this thread: what others do on its processor is not in it.
+#[cfg(not(miri))]
+fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+#[cfg(miri)]
+fn thread_time() -> Duration {
+    Duration::ZERO
 }
 
 fn map_new_extent(

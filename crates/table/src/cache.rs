@@ -24,6 +24,7 @@
 use crate::block::{Block, CachedBytes, Payload};
 use crate::block_slots::SlotPlace;
 use crate::doorkeeper::Doorkeeper;
+use crate::line_hints::line_hints_bytes;
 use crate::reader::Found;
 use crate::{EntryKind, hash_key};
 use lightkv_memory::{ByteArena, SharedBytes};
@@ -175,6 +176,8 @@ pub(crate) struct TableCache {
     open_table_bytes: AtomicU64,
     /// Bytes of their slots ([`crate::block_slots`]).
     slot_bytes: AtomicU64,
+    /// What hints will take of the capacity, made or not (`line_hints.rs`).
+    line_hints_bytes: u64,
 }
 
 impl TableCache {
@@ -192,6 +195,7 @@ impl TableCache {
             stored: AtomicU64::new(0),
             open_table_bytes: AtomicU64::new(0),
             slot_bytes: AtomicU64::new(0),
+            line_hints_bytes: line_hints_bytes(capacity_bytes),
         }
     }
 
@@ -304,7 +308,8 @@ impl TableCache {
     pub(crate) fn holds_all_tables(&self) -> bool {
         let table_bytes = self.open_table_bytes.load(Ordering::Relaxed);
         // Of blocks of the smallest usual size, index, slot, entry of the policy and rounding cost that much more than the file.
-        table_bytes + table_bytes / 7 <= self.capacity_bytes()
+        let capacity_bytes = self.capacity_bytes().saturating_sub(self.line_hints_bytes);
+        table_bytes + table_bytes / 7 <= capacity_bytes
     }
 
     /// Whether there is room for the records of all open tables beside their blocks. Then gets leave both:

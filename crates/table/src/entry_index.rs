@@ -25,9 +25,10 @@
 use crate::block::{Lookup, Payload, PayloadLayout};
 use crate::block_builder::common_prefix_len;
 use crate::error::Damage;
+use crate::line_hints::Lines;
 use crate::reader::Found;
 use crate::table_layout::{read_u32, read_u64};
-use lightkv_memory::{SharedBytes, UNIT_BYTES, prefetch};
+use lightkv_memory::{SharedBytes, UNIT_BYTES, prefetch, prefetch_lines_at};
 
 const HEAD_BYTES: usize = 16;
 const ENTRY_BYTES: usize = 6;
@@ -80,6 +81,12 @@ fn hint_tag(tag: u16) -> u8 {
 }
 
 impl Hints {
+    /// The first of these lines.
+    #[inline]
+    pub(crate) fn line_of(&self, hash: u64) -> Option<usize> {
+        self.lines_of(hash).next()
+    }
+
     /// The lines of the entries whose keys may have this hash; now and then of others.
     #[inline]
     fn lines_of(&self, hash: u64) -> impl Iterator<Item = usize> {
@@ -112,6 +119,13 @@ pub(crate) fn fetch(bytes: &SharedBytes, hints: &Hints, hash: u64) {
             bytes.prefetch_lines(line, RECORD_AHEAD_BYTES / UNIT_BYTES + 1);
         }
     }
+}
+
+/// The same from what is known of a record before its block is.
+#[inline]
+pub(crate) fn fetch_lines(lines: Lines) {
+    prefetch_lines_at(lines.block, INDEX_AHEAD_BYTES / UNIT_BYTES + 1);
+    prefetch_lines_at(lines.record, RECORD_AHEAD_BYTES / UNIT_BYTES + 1);
 }
 
 /// Of a key's hash, for a search among the keys of one block.

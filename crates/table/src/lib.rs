@@ -37,6 +37,7 @@ mod index_builder;
 mod iterator;
 mod leaf;
 mod leaf_layout;
+mod line_hints;
 mod open;
 mod reader;
 mod shared;

@@ -245,7 +245,12 @@ impl TableReader {
             return InSlot::Nothing { is_empty: true };
         };
         match entry_index::find(bytes, key, hash, max_sequence) {
-            Some(found) => InSlot::Found(found),
+            Some(found) => {
+                if let Some(lines) = slot.lines(hash) {
+                    self.shared.line_hints.note(hash, lines);
+                }
+                InSlot::Found(found)
+            }
             None => InSlot::Nothing { is_empty: false },
         }
     }
@@ -287,6 +292,7 @@ impl TableReader {
         let slots = self.slots.get_or_init(|| {
             let slots = BlockSlots::new(self.offsets.blocks());
             cache.slots_made(slots.memory_bytes());
+            self.shared.line_hints.make(|bytes| cache.slots_made(bytes));
             slots
         });
         let place = (self.table_id, offset);

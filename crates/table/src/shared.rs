@@ -1,7 +1,9 @@
 //! What all tables of one store share: cache, open files, counters.
 
 use crate::cache::TableCache;
+use crate::entry_index::fetch_lines;
 use crate::file_handles::FileHandles;
+use crate::line_hints::LineHints;
 use lightkv_vfs::{ALIGNMENT_BYTES_MAX, AlignedBuffer, DeviceTurns, WaitingRead};
 use parking_lot::Mutex;
 use std::fmt;
@@ -12,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Caches and counters that the tables of one store share. Built once per store.
 pub struct TableShared {
     pub(crate) cache: TableCache,
+    pub(crate) line_hints: LineHints,
     pub(crate) handles: FileHandles,
     pub(crate) counters: Counters,
     /// Sums of what readers and iterators hold. Relaxed everywhere: levels for display and for shares.
@@ -60,6 +63,7 @@ impl TableShared {
     pub fn new(cache_bytes: u64, max_open_files: usize) -> Self {
         Self {
             cache: TableCache::new(cache_bytes),
+            line_hints: LineHints::new(cache_bytes),
             handles: FileHandles::new(max_open_files),
             counters: Counters::default(),
             index_bytes: AtomicU64::new(0),
@@ -69,6 +73,20 @@ impl TableShared {
             read_buffers: Mutex::default(),
             device: Arc::default(),
             has_scans: AtomicBool::new(false),
+        }
+    }
+
+    /// Asks for what a get of a key with this hash will look at first, should it come to a table. A hint, and soon done.
+    #[inline]
+    pub fn expect_get(&self, hash: u64) {
+        self.line_hints.fetch(hash);
+    }
+
+    /// Asks for the record itself, where gets found it last, once the hint is there. A hint, too.
+    #[inline]
+    pub fn expect_record(&self, hash: u64) {
+        if let Some(lines) = self.line_hints.lines(hash) {
+            fetch_lines(lines);
         }
     }
 

@@ -77,13 +77,10 @@ use std::sync::Arc;
 
 use lightkv_vfs::{DeviceTurns, OpenMode, Vfs, VfsFile};
 
-use crate::entry_reader::EntryReader;
 use crate::error::{JournalError, Result};
 use crate::file_pool::{SYNC_FAILED_NAME, file_number};
 use crate::journal::Journal;
-use crate::journal_layout::{
-    EntrySeed, FILE_HEADER_LEN_BYTES, FORMAT_VERSION, FileHeader, HeaderFault,
-};
+use crate::journal_layout::{FILE_HEADER_LEN_BYTES, FORMAT_VERSION, FileHeader, HeaderFault};
 use crate::position::JournalPosition;
 use crate::staging::staging_number;
 use crate::{JournalOptions, Truncation};
@@ -233,29 +230,6 @@ impl Journal {
 }
 
 impl Recovered {
-    /// About how many bytes of files a replay will read, at most: those that begin with an entry. For
-    /// preparing the memory that takes what they hold.
-    ///
-    /// # Errors
-    ///
-    /// [`JournalError::Io`] if a file cannot be read.
-    pub fn replayed_bytes_max(&self) -> Result<u64> {
-        let mut total_bytes = 0;
-        for (&generation, known) in self.files.range(self.first_live_generation..) {
-            let capacity_bytes = known.header.capacity_bytes.min(known.len_bytes);
-            let seed = EntrySeed::new(self.store_identity, generation);
-            let mut reader = EntryReader::new(&known.file, seed, capacity_bytes);
-            let is_staged = self
-                .stagings
-                .iter()
-                .any(|staging| staging.generation == Some(generation));
-            if is_staged || reader.begins_with_entry()? {
-                total_bytes += capacity_bytes;
-            }
-        }
-        Ok(total_bytes)
-    }
-
     fn find_files(&mut self) -> Result<()> {
         let entries = self
             .vfs

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{KnownFile, KnownStaging, Recovered};
-use crate::entry_reader::{BatchEnd, EntryBatch, EntryReader};
+use crate::entry_reader::{BatchEnd, EntryBatch, EntryReader, PayloadChecks};
 use crate::error::{JournalError, Result};
 use crate::file_pool::mark_sync_failed;
 use crate::journal_layout::{EntrySeed, FILE_LEN_MAX_BYTES, SEAL_LEN_BYTES};
@@ -105,7 +105,7 @@ fn end_of_entries(reader: &mut EntryReader<'_>, offset: u64) -> Result<u64> {
     let mut end_offset = offset;
     let mut batch = EntryBatch::default();
     loop {
-        let end = reader.read_batch(end_offset, None, &mut batch)?;
+        let end = reader.read_batch(end_offset, None, PayloadChecks::AtOnce, &mut batch)?;
         if let Some(last) = batch.iter().last() {
             end_offset = last.end_offset();
         }

@@ -4,6 +4,7 @@ mod commit;
 mod crash;
 mod damage;
 mod faults;
+mod parallel;
 mod real_files;
 mod ring;
 mod staging;

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use lightkv_table::{EntryKind, Found, Probe};
+use lightkv_table::{EntryKind, Found, Probe, TableShared};
 
 use super::partition::Leaf;
 use super::record_layout::Record;
@@ -42,12 +42,14 @@ struct Candidates {
 
 #[inline]
 fn look_in_tables(
+    shared: &TableShared,
     tables: &TableList,
     key: &[u8],
     hash: u64,
     sequence_max: u64,
 ) -> Result<InTables> {
     let mut candidates = Candidates::default();
+    shared.expect_record(hash);
     for listed in tables.covering(key) {
         let reader = listed.table.reader()?;
         if let Some(probe) = reader.probe(hash, sequence_max) {
@@ -90,6 +92,7 @@ impl Store {
         sequence_max: u64,
     ) -> Result<Option<Value>> {
         let (hash, signature) = self.hash(key);
+        self.tables.shared.expect_get(hash);
         // What has a smaller number was deleted with a whole range of keys.
         let mut deleted_below = 0;
         let candidates = {
@@ -121,7 +124,7 @@ impl Store {
                     }
                 }
             }
-            match look_in_tables(&view.tables, key, hash, sequence_max)? {
+            match look_in_tables(&self.tables.shared, &view.tables, key, hash, sequence_max)? {
                 // The guard keeps the table and with it a value file.
                 InTables::Cached(found) => return self.value_of(found, deleted_below),
                 InTables::Candidates(candidates) => candidates,

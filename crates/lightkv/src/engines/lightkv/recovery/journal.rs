@@ -20,14 +20,15 @@ use super::super::record_layout::RecordFields;
 use super::super::store::Store;
 use super::restore::Restored;
 use super::{JOURNAL_DIRECTORY, ReadBack, References, build_tree};
-use crate::engines::threads::{side_by_side, thread_count};
+use crate::engines::threads::thread_count;
 use crate::{Error, Result};
 
 /// Of how many operations ahead the place in the index is fetched into the cache.
 const LOOK_AHEAD: usize = 4;
 
-/// A journal that is smaller is replayed before threads have begun to prepare memory for it.
-const PREPARED_BYTES_MIN: u64 = 16 << 20;
+/// So much of the buffer is faulted in ahead of the records, but no more than there are already. What was just cleared is in the
+/// processor's caches when records are copied there: all of it beforehand took half as long again as the whole replay.
+const PREPARED_BYTES_MAX: u64 = 16 << 20;
 
 /// Why a replay ended early.
 #[derive(Debug)]
@@ -128,7 +129,6 @@ pub(super) fn recover(store: &Arc<Store>, state: &ManifestState) -> Result<ReadB
 impl Replay<'_> {
     /// Side by side if the buffer holds everything, else one after the other.
     fn run(&self, recovered: &mut Recovered, state: &ManifestState) -> Result<()> {
-        self.prepare_buffer(recovered.replayed_bytes_max()?)?;
         let outcome = recovered.replay_in_parallel(thread_count(), |batch| self.batch(batch));
         match outcome {
             Ok(()) => return Ok(()),
@@ -146,26 +146,9 @@ impl Replay<'_> {
             })
     }
 
-    /// Faults in the memory that records will take. All threads do it together before they begin: done by one
-    /// of them meanwhile, it keeps the others from growing their heaps.
-    fn prepare_buffer(&self, bytes: u64) -> Result<()> {
-        let buffer = &self.store.buffer;
-        if bytes < PREPARED_BYTES_MIN {
-            return Ok(());
-        }
-        side_by_side(thread_count(), |next| {
-            while next().is_some() {
-                buffer.prepare(bytes)?;
-            }
-            Ok(())
-        })
-    }
-
     fn batch(&self, batch: &ReplayBatch) -> std::result::Result<(), Stop> {
         let buffer = &self.store.buffer;
-        if buffer.wants_growth() {
-            buffer.grow_ahead()?;
-        }
+        buffer.prepare(buffer.used_bytes().min(PREPARED_BYTES_MAX))?;
         let mut operations = Vec::new();
         for entry in batch.entries() {
             self.each_operation(&entry, |fields, position| {
