@@ -165,6 +165,18 @@ impl Pool {
         }
     }
 
+    /// The same for what is read after many other fetches: into the second cache. The first one waits for so few lines at a time
+    /// that with them all work would stop.
+    #[inline]
+    pub fn prefetch_read_far(&self, offset: u64, len_bytes: u64) {
+        let first = self.base.wrapping_add(offset as usize);
+        let mut fetched_bytes = 0;
+        while fetched_bytes < len_bytes as usize {
+            store::prefetch_far(first.wrapping_add(fetched_bytes));
+            fetched_bytes += LINE_BYTES;
+        }
+    }
+
     /// [`Pool::write_record`] for append-only runs: writes whole cache lines only, which is
     /// the fastest way to make a record durable (see [`LineTail`]).
     ///

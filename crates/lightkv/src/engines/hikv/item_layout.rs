@@ -123,15 +123,17 @@ impl Item<'_> {
 /// Whether two keys are the same: by words, because a call costs more than the comparison of short ones.
 #[inline]
 pub(crate) fn is_same_key(a: &[u8], b: &[u8]) -> bool {
-    if a.len() != b.len() {
-        return false;
+    /// Both ends, which together are all of up to twice `N` bytes.
+    #[inline]
+    fn have_same_ends<const N: usize>(a: &[u8], b: &[u8]) -> bool {
+        a.first_chunk::<N>() == b.first_chunk() && a.last_chunk::<N>() == b.last_chunk()
     }
-    // The last word may have bytes that the one before has, too.
-    let (Some(a_last), Some(b_last)) = (a.last_chunk::<8>(), b.last_chunk::<8>()) else {
-        return a == b;
-    };
-    let (a_words, b_words) = (a.as_chunks::<8>().0, b.as_chunks::<8>().0);
-    a_last == b_last && a_words.iter().zip(b_words).all(|(a, b)| a == b)
+    a.len() == b.len()
+        && match a.len() {
+            8..=16 => have_same_ends::<8>(a, b),
+            17..=32 => have_same_ends::<16>(a, b),
+            _ => a == b,
+        }
 }
 
 /// Whether an item's bytes are what was written there; `bytes` has exactly [`ItemExtent::len`] of them.

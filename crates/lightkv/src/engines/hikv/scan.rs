@@ -37,7 +37,7 @@ use crate::db::KeyRange;
 use crate::engine::{EngineScan, LentEntry};
 use crate::{Error, Key, Result, Value};
 
-/// Keys that a scan reads from the key index at first, and at most, at a time.
+/// Keys that a scan reads from the key index at first, and then, at a time.
 const BATCH_FIRST: usize = 16;
 const BATCH_MAX: usize = 32;
 /// Keys that are looked up under one guard: at first, and at most.
@@ -48,9 +48,9 @@ const CLUSTER: usize = 32;
 const GROUP: usize = 8;
 /// So many keys ahead items are looked up and fetched. Each lies in a page of its own, whose translation the processor looks up before
 /// it goes on; of several in a row it does so at the same time.
-const ITEMS_AHEAD: usize = 8;
+const ITEMS_AHEAD: usize = 16;
 /// No fewer than a group and those ahead of it; a power of two.
-const PLACES: usize = 16;
+const PLACES: usize = 32;
 const _: () = assert!(PLACES >= GROUP + ITEMS_AHEAD && PLACES.is_power_of_two());
 /// So many keys ahead of that lines of the hash index are fetched.
 const LINES_AHEAD: usize = 8;
@@ -124,7 +124,11 @@ impl Found {
     #[inline]
     fn push(&mut self, index: usize, item: &Item<'_>) {
         let (key_len, is_short) = (item.key.len(), item.value.len() <= SHORT_VALUE_BYTES);
-        let bytes = if is_short { item.key_and_value } else { item.key };
+        let bytes = if is_short {
+            item.key_and_value
+        } else {
+            item.key
+        };
         self.bytes.extend_from_slice(bytes);
         self.entries.push(FoundEntry {
             index,
@@ -219,7 +223,8 @@ impl End {
         let (begin, len) = (self.next, self.keys.len());
         let end = len.min(begin + self.next_cluster);
         let ahead = match self.next_cluster {
-            // Of those a short scan needs no more.
+            // A short scan needs no more.
+            CLUSTER_FIRST => CLUSTER_SECOND,
             CLUSTER_SECOND => 0,
             _ => ITEMS_AHEAD,
         };
@@ -272,7 +277,7 @@ impl End {
         let end = end.min(self.keys.len());
         for hash in self.keys.positions(self.lines_fetched..end) {
             let table = store.index.table(hash, guard);
-            table.prefetch(store.pool(), hash);
+            table.prefetch_far(store.pool(), hash);
         }
         self.lines_fetched = self.lines_fetched.max(end);
     }
@@ -286,28 +291,17 @@ impl End {
         places: &mut [Option<LikelyPlace<'g>>; PLACES],
         guard: &'g Guard,
     ) {
-        let mut fetched = [0; PLACES];
-        let mut count = 0;
+        let item_bytes = self.item_bytes.min(ITEM_BYTES_MAX);
         for (index, hash) in range.clone().zip(self.keys.positions(range.clone())) {
             let place = store.likely_place(hash, guard);
             places[index % PLACES] = place;
             if let Some(place) = place
                 && index >= self.items_fetched
             {
-                fetched[count % PLACES] = place.position();
-                count += 1;
+                store.pool().prefetch_read_far(place.position(), item_bytes);
             }
         }
         self.items_fetched = self.items_fetched.max(range.end);
-        // First one line of each, so that the processor looks their pages up at the same time.
-        let fetched = &fetched[..count.min(PLACES)];
-        for position in fetched {
-            store.pool().prefetch_read(*position, LINE_BYTES);
-        }
-        let rest_bytes = self.item_bytes.min(ITEM_BYTES_MAX).saturating_sub(LINE_BYTES);
-        for position in fetched {
-            store.pool().prefetch_read(position + LINE_BYTES, rest_bytes);
-        }
     }
 
     /// The same of keys that are not in their home lines; those behind were fetched.
@@ -388,10 +382,8 @@ impl StoreScan {
         let before = end.keys.len();
         while end.keys.len() == before && !self.is_exhausted {
             let (start, count) = (as_slice(from), end.next_keys);
-            end.next_keys = (count * 2).min(BATCH_MAX);
-            store
-                .keys
-                .append_from(start, reverse, count, &mut end.keys);
+            end.next_keys = BATCH_MAX;
+            store.keys.append_from(start, reverse, count, &mut end.keys);
             let last = end.keys.last_key().filter(|_| end.keys.len() > before);
             self.is_exhausted = !last.is_some_and(is_within);
             if self.is_exhausted {

@@ -153,8 +153,9 @@ impl<'g> LeafPart<'g> {
             };
             let slot = leaf.slot(shape, entry)?;
             match slot.suffix_len() {
-                Some(len) => into
-                    .push_with(|room| leaf.write_key(shape, entry, (slot, len), &prefix, room))?,
+                Some(len) => {
+                    into.push_with(|room| leaf.write_key(shape, entry, (slot, len), &prefix, room))?
+                }
                 None => {
                     let key = access.apart_key(leaf, self.version, entry)?;
                     into.push(key, leaf.value(shape, entry)?);
@@ -501,7 +502,9 @@ impl OrderedIndex {
             if copied.is_err() {
                 into.truncate(len);
             }
-            let next = copied.and(next).and_then(|leaf| leaf.map(LeafPart::whole).transpose());
+            let next = copied
+                .and(next)
+                .and_then(|leaf| leaf.map(LeafPart::whole).transpose());
             match next {
                 Ok(Some(next)) => part = next,
                 // Whole leaves were copied: the caller goes on behind them.
