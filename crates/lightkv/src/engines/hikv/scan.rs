@@ -634,10 +634,21 @@ mod tests {
             );
         }
         let mut scan = snapshot.scan(..);
+        for (key, value) in &expected {
+            let lent = scan.lend_next().unwrap().unwrap();
+            assert_eq!(lent, (&key[..], &value[..]));
+        }
+        assert!(scan.lend_next().is_none() && scan.lend_next_back().is_none());
+        let last = expected.last().unwrap();
+        let mut scan = snapshot.scan(..);
+        let lent = scan.lend_next_back().unwrap().unwrap();
+        assert_eq!(lent, (&last.0[..], &last.1[..]));
+        let mut scan = snapshot.scan(..);
         assert!(scan.next().unwrap().is_ok());
         db.close().unwrap();
         // What was copied before the close is not returned after it either.
-        assert!(matches!(scan.next(), Some(Err(Error::Closed))));
+        assert!(matches!(scan.lend_next(), Some(Err(Error::Closed))));
+        assert!(scan.lend_next().is_none());
         assert!(scan.next().is_none());
     }
 }
