@@ -268,11 +268,11 @@ impl Target for LightKvTarget {
         let mut entries = self.db.scan(from..);
         let mut visited = 0;
         while visited < limit
-            && let Some(entry) = entries.next()
+            && let Some(entry) = entries.lend_next()
         {
             let (key, value) = entry?;
             visited += 1;
-            if !visit(&key, &value) {
+            if !visit(key, value) {
                 break;
             }
         }

@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 
 /// Longest key that needs no memory of its own.
-pub(crate) const KEY_INLINE_MAX: usize = 22;
+const KEY_INLINE_MAX: usize = 22;
 
 /// Bytes that lie in place if they are few: a scan returns a key with each value, and most keys are short.
 #[derive(Clone)]
@@ -186,15 +186,6 @@ owned_bytes! {
     /// The bytes as a vector, without a copy.
 }
 
-impl Key {
-    /// The first `len` of these bytes.
-    #[inline]
-    pub(crate) fn from_front(bytes: &[u8; KEY_INLINE_MAX], len: u8) -> Self {
-        debug_assert!(usize::from(len) <= KEY_INLINE_MAX);
-        Self(ShortBytes::Inline { len, bytes: *bytes })
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use std::collections::HashSet;
@@ -221,7 +212,5 @@ mod tests {
             assert_eq!(keys.into_iter().collect::<HashSet<_>>().len(), 1);
         }
         assert_eq!(Key::default(), Key::from(Vec::new()));
-        let front = std::array::from_fn(|index| index as u8);
-        assert_eq!(Key::from_front(&front, 3), Key::from(&[0, 1, 2][..]));
     }
 }

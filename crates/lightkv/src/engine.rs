@@ -41,10 +41,17 @@ pub(crate) trait Engine: Send + Sync {
     fn close(&self) -> Result<()>;
 }
 
+/// Key and value of an entry where they lie.
+pub(crate) type LentEntry<'a> = (&'a [u8], &'a [u8]);
+
 /// A running iteration; both ends share one range and meet.
 pub(crate) trait EngineScan: Send {
     /// The next entry from the front.
     fn next(&mut self) -> Result<Option<(Key, Value)>>;
     /// The next entry from the back.
     fn next_back(&mut self) -> Result<Option<(Key, Value)>>;
+    /// The next entry from the front, lent until the scan goes on.
+    fn lend_next(&mut self) -> Result<Option<LentEntry<'_>>>;
+    /// The next entry from the back, lent until the scan goes on.
+    fn lend_next_back(&mut self) -> Result<Option<LentEntry<'_>>>;
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::engine::EngineScan;
+use crate::engine::{EngineScan, LentEntry};
 use crate::snapshot::HeldMoment;
 use crate::{Key, Result, Value};
 
@@ -14,6 +14,8 @@ use crate::{Key, Result, Value};
 pub struct Scan {
     inner: Option<Box<dyn EngineScan>>,
     error: Option<crate::Error>,
+    /// The last entry that was to be lent was an error: the next call ends the scan.
+    has_failed: bool,
     /// Of the snapshot that made it; else the engine's scan holds its own.
     _moment: Option<Arc<HeldMoment>>,
 }
@@ -27,6 +29,7 @@ impl Scan {
         Self {
             inner,
             error,
+            has_failed: false,
             _moment: moment,
         }
     }
@@ -38,6 +41,9 @@ impl Scan {
         if let Some(error) = self.error.take() {
             return Some(Err(error));
         }
+        if self.has_failed {
+            self.inner = None;
+        }
         match step(self.inner.as_deref_mut()?) {
             Ok(entry) => entry.map(Ok),
             Err(error) => {
@@ -45,6 +51,52 @@ impl Scan {
                 Some(Err(error))
             }
         }
+    }
+
+    /// As [`Iterator::next`], but key and value are lent until the scan goes on, and nothing is allocated for them: cheaper where they
+    /// are only looked at.
+    ///
+    /// ```
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let db = lightkv::Db::open(directory.path()).unwrap();
+    /// let mut scan = db.scan(..);
+    /// let mut bytes = 0;
+    /// while let Some(entry) = scan.lend_next() {
+    ///     let (key, value) = entry?;
+    ///     bytes += key.len() + value.len();
+    /// }
+    /// # Ok::<(), lightkv::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As those of the iterator's items; after one the scan ends.
+    pub fn lend_next(&mut self) -> Option<Result<(&[u8], &[u8])>> {
+        self.lend(|scan| scan.lend_next())
+    }
+
+    /// As [`DoubleEndedIterator::next_back`], and lent like the entries of [`Scan::lend_next`].
+    ///
+    /// # Errors
+    /// As [`Scan::lend_next`].
+    pub fn lend_next_back(&mut self) -> Option<Result<(&[u8], &[u8])>> {
+        self.lend(|scan| scan.lend_next_back())
+    }
+
+    #[inline]
+    fn lend<'a>(
+        &'a mut self,
+        step: impl FnOnce(&'a mut dyn EngineScan) -> Result<Option<LentEntry<'a>>>,
+    ) -> Option<Result<LentEntry<'a>>> {
+        if let Some(error) = self.error.take() {
+            return Some(Err(error));
+        }
+        if self.has_failed {
+            self.inner = None;
+        }
+        let lent = step(self.inner.as_deref_mut()?).transpose();
+        // What it may have lent keeps it until the next call.
+        self.has_failed = matches!(lent, Some(Err(_)));
+        lent
     }
 }
 

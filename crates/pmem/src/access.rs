@@ -157,8 +157,23 @@ impl Pool {
     #[inline]
     pub fn prefetch_read(&self, offset: u64, len_bytes: u64) {
         let first = self.base.wrapping_add(offset as usize);
-        for line in 0..len_bytes.div_ceil(LINE_BYTES as u64) {
-            store::prefetch_load(first.wrapping_add(line as usize * LINE_BYTES));
+        // Written so that a line takes few instructions.
+        let mut fetched_bytes = 0;
+        while fetched_bytes < len_bytes as usize {
+            store::prefetch_load(first.wrapping_add(fetched_bytes));
+            fetched_bytes += LINE_BYTES;
+        }
+    }
+
+    /// The same for what is read after many other fetches: into the second cache. The first one waits for so few lines at a time
+    /// that with them all work would stop.
+    #[inline]
+    pub fn prefetch_read_far(&self, offset: u64, len_bytes: u64) {
+        let first = self.base.wrapping_add(offset as usize);
+        let mut fetched_bytes = 0;
+        while fetched_bytes < len_bytes as usize {
+            store::prefetch_far(first.wrapping_add(fetched_bytes));
+            fetched_bytes += LINE_BYTES;
         }
     }
 

@@ -229,6 +229,18 @@ pub(crate) fn prefetch_load(address: *const u8) {
     let _ = address;
 }
 
+/// Fetches a cache line for a load that comes later: into the second cache. A hint.
+#[inline]
+pub(crate) fn prefetch_far(address: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a prefetch accesses nothing and cannot fault.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T1 }>(address.cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = address;
+}
+
 /// Fetches the cache line at the front of something for a store. A hint.
 #[inline]
 pub fn prefetch_store<T>(target: *const T) {

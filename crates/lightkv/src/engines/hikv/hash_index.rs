@@ -225,6 +225,12 @@ impl Table {
         pool.prefetch_read(self.line_offset(hash & self.line_mask), LINE_BYTES);
     }
 
+    /// The same, for a look-up that comes after many others.
+    #[inline]
+    pub(crate) fn prefetch_far(&self, pool: &Pool, hash: u64) {
+        pool.prefetch_read_far(self.line_offset(hash & self.line_mask), LINE_BYTES);
+    }
+
     /// Where an item with that hash is, if its entry is in its home line. A hint: nothing says that it has the key.
     #[inline]
     pub(crate) fn position_in_home_line(&self, pool: &Pool, hash: u64) -> Option<u64> {
@@ -263,11 +269,15 @@ impl Table {
         Some((slot, position))
     }
 
-    /// An entry with that hash in its home line, as it is now.
+    /// An entry with that hash in its home line, as it is now. Not counted as a read of the medium.
     #[inline]
     pub(crate) fn entry_in_home_line(&self, pool: &Pool, hash: u64) -> Option<Entry> {
-        let start = self.line_offset(hash & self.line_mask);
-        pool.touch_read(start, LINE_BYTES);
+        self.entry_in_line(pool, hash & self.line_mask, hash)
+    }
+
+    #[inline]
+    fn entry_in_line(&self, pool: &Pool, line: u64, hash: u64) -> Option<Entry> {
+        let start = self.line_offset(line);
         let bits = matches(pool.load_signatures(start), hash);
         if bits == 0 {
             return None;
@@ -276,6 +286,41 @@ impl Table {
         let entry = start + u64::from(bits.trailing_zeros()) * ENTRY_BYTES;
         let found = Entry::decode(pool.load_u128(entry));
         (found.signature == hash).then_some(found)
+    }
+
+    /// Whether an entry may be in a line behind this one.
+    #[inline]
+    fn is_overflowed(&self, line: u64) -> bool {
+        // Acquire: pairs with the release that raised the count, so that an entry behind this line is seen by
+        // whoever sees the count. Loaded after the line: see the head of this file.
+        self.overflow[line as usize].load(Ordering::Acquire) != 0
+    }
+
+    /// Fetches the line behind the home line of a hash, if its entry may be there.
+    #[inline]
+    pub(crate) fn prefetch_behind(&self, pool: &Pool, hash: u64) {
+        let home = hash & self.line_mask;
+        if self.is_overflowed(home)
+            && let Some(line) = self.lines_from(home).nth(1)
+        {
+            pool.prefetch_read(self.line_offset(line), LINE_BYTES);
+        }
+    }
+
+    /// An entry with that hash in the lines behind its home line, as it is now. Not counted as a read of the medium.
+    pub(crate) fn entry_behind(&self, pool: &Pool, hash: u64) -> Option<Entry> {
+        let mut lines = self.lines_from(hash & self.line_mask);
+        let mut before = lines.next()?;
+        for line in lines {
+            if !self.is_overflowed(before) {
+                break;
+            }
+            if let Some(found) = self.entry_in_line(pool, line, hash) {
+                return Some(found);
+            }
+            before = line;
+        }
+        None
     }
 
     /// The entry of a key: its slot and the position of its item. `is_same` says whether the item at a position has
@@ -301,9 +346,7 @@ impl Table {
                     return Ok(Some((Slot { entry, home, line }, found.position)));
                 }
             }
-            // Acquire: pairs with the release that raised the count, so that an entry behind this line is seen by
-            // whoever sees the count. Loaded after the line: see the head of this file.
-            if self.overflow[line as usize].load(Ordering::Acquire) == 0 {
+            if !self.is_overflowed(line) {
                 break;
             }
         }

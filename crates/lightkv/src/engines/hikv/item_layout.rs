@@ -90,6 +90,8 @@ pub(crate) struct Item<'a> {
     pub(crate) hash: u64,
     pub(crate) key: &'a [u8],
     pub(crate) value: &'a [u8],
+    /// Both, one behind the other.
+    pub(crate) key_and_value: &'a [u8],
 }
 
 impl<'a> Item<'a> {
@@ -98,24 +100,40 @@ impl<'a> Item<'a> {
     pub(crate) fn parse(bytes: &'a [u8]) -> Option<Self> {
         let header: &[u8; HEADER_LEN] = bytes.first_chunk()?;
         let extent = ItemExtent::of(header);
-        let key_end = HEADER_LEN + extent.key_len;
+        let key_and_value = bytes.get(HEADER_LEN..extent.len())?;
+        let (key, value) = key_and_value.split_at_checked(extent.key_len)?;
         Some(Self {
             sequence: u64_at(header, 16),
             hash: u64_at(header, 24),
-            key: bytes.get(HEADER_LEN..key_end)?,
-            value: bytes.get(key_end..key_end + extent.value_len)?,
+            key,
+            value,
+            key_and_value,
         })
+    }
+}
+
+impl Item<'_> {
+    /// Bytes without padding.
+    #[inline]
+    pub(crate) fn len_bytes(&self) -> u64 {
+        item_len(self.key.len(), self.value.len())
     }
 }
 
 /// Whether two keys are the same: by words, because a call costs more than the comparison of short ones.
 #[inline]
 pub(crate) fn is_same_key(a: &[u8], b: &[u8]) -> bool {
-    let ((a_words, a_rest), (b_words, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
-    let word = |bytes: &[u8; 8]| u64::from_ne_bytes(*bytes);
+    /// Both ends, which together are all of up to twice `N` bytes.
+    #[inline]
+    fn have_same_ends<const N: usize>(a: &[u8], b: &[u8]) -> bool {
+        a.first_chunk::<N>() == b.first_chunk() && a.last_chunk::<N>() == b.last_chunk()
+    }
     a.len() == b.len()
-        && a_words.iter().zip(b_words).all(|(a, b)| word(a) == word(b))
-        && a_rest == b_rest
+        && match a.len() {
+            8..=16 => have_same_ends::<8>(a, b),
+            17..=32 => have_same_ends::<16>(a, b),
+            _ => a == b,
+        }
 }
 
 /// Whether an item's bytes are what was written there; `bytes` has exactly [`ItemExtent::len`] of them.

@@ -58,8 +58,7 @@ impl Store {
         };
         let mut writer = EntryFileWriter::create(self.vfs.as_ref(), &temporary, header)?;
         let mut batch = EntryBatch::new();
-        self.keys
-            .batch_from(Bound::Unbounded, false, usize::MAX, &mut batch);
+        self.keys.batch_from(Bound::Unbounded, &mut batch);
         while !batch.is_empty() {
             for (key, _) in batch.iter() {
                 writer.push(key, &[])?;

@@ -165,9 +165,17 @@ impl KeyIndex {
         }
     }
 
-    /// Copies consecutive keys and hashes from `bound` on, about `limit` of them at most; in reverse, from the largest one
-    /// within `bound` down.
-    pub(crate) fn batch_from(
+    /// Copies consecutive keys and hashes from `bound` on.
+    pub(crate) fn batch_from(&self, bound: Bound<&[u8]>, into: &mut EntryBatch) {
+        match &*self.trees {
+            Trees::One(index) => index.batch_from(bound, false, into),
+            Trees::Ranges(index) => index.batch_from(bound, false, into),
+        }
+    }
+
+    /// Appends consecutive keys and hashes from `bound` on, about `limit` of them at most; in reverse, from the largest one
+    /// within `bound` down. None only if there are none.
+    pub(crate) fn append_from(
         &self,
         bound: Bound<&[u8]>,
         reverse: bool,
@@ -175,8 +183,14 @@ impl KeyIndex {
         into: &mut EntryBatch,
     ) {
         match &*self.trees {
-            Trees::One(index) => index.batch_up_to(bound, reverse, limit, into),
-            Trees::Ranges(index) => index.batch_from(bound, reverse, into),
+            Trees::One(index) => index.append_up_to(bound, reverse, limit, into),
+            Trees::Ranges(index) => {
+                let mut batch = EntryBatch::new();
+                index.batch_from(bound, reverse, &mut batch);
+                for (key, hash) in batch.iter() {
+                    into.push(key, hash);
+                }
+            }
         }
     }
 

@@ -1,11 +1,37 @@
 //! Gets: `docs/internals/hikv.md`. Nothing is locked and nothing is written.
 
+use std::marker::PhantomData;
+use std::num::NonZeroU64;
+
 use crossbeam_epoch::Guard;
 
 use super::hash_index::Table;
 use super::item_layout::{Item, is_same_key};
+use super::root_layout::{Entry, LINE_BYTES};
 use super::store::Store;
 use crate::{Error, Result, Value};
+
+/// A position that an index entry had under a guard: an item's, which stays as long as the guard.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LikelyPlace<'g> {
+    position: NonZeroU64,
+    guard: PhantomData<&'g Guard>,
+}
+
+impl<'g> LikelyPlace<'g> {
+    #[inline]
+    fn of(entry: Entry, _guard: &'g Guard) -> Option<Self> {
+        Some(Self {
+            position: NonZeroU64::new(entry.position)?,
+            guard: PhantomData,
+        })
+    }
+
+    #[inline]
+    pub(crate) fn position(self) -> u64 {
+        self.position.get()
+    }
+}
 
 impl Store {
     /// The newest value of a key, or that of a moment that is held.
@@ -72,25 +98,48 @@ impl Store {
         }
     }
 
-    /// The item that a key had at a moment, if that is its present one and its entry is in its home line, as of most keys. `None` says
-    /// nothing: [`Store::item_at`] does.
+    /// Where the item of a key probably is: where an entry in the home line of its hash leads, as of most keys. `None` says nothing; then
+    /// the next line is fetched for [`Store::likely_place_behind`].
     #[inline]
-    pub(crate) fn indexed_item_at<'g>(
-        &'g self,
+    pub(crate) fn likely_place<'g>(&self, hash: u64, guard: &'g Guard) -> Option<LikelyPlace<'g>> {
+        let table = self.index.table(hash, guard);
+        match table.entry_in_home_line(self.pool(), hash) {
+            Some(entry) => LikelyPlace::of(entry, guard),
+            None => {
+                table.prefetch_behind(self.pool(), hash);
+                None
+            }
+        }
+    }
+
+    /// The same where the home line has no such entry.
+    pub(crate) fn likely_place_behind<'g>(
+        &self,
         hash: u64,
+        guard: &'g Guard,
+    ) -> Option<LikelyPlace<'g>> {
+        let table = self.index.table(hash, guard);
+        let entry = table.entry_behind(self.pool(), hash)?;
+        LikelyPlace::of(entry, guard)
+    }
+
+    /// The item that a key had at a moment, if it is the one at a place where it probably is. `None` says nothing: [`Store::item_at`] does.
+    ///
+    /// Also if the index does not lead to it any more: the place was read while the moment was held, so what has come since is behind
+    /// the moment.
+    #[inline]
+    pub(crate) fn likely_item<'g>(
+        &'g self,
+        place: LikelyPlace<'g>,
         key: &[u8],
         moment: u64,
-        guard: &'g Guard,
     ) -> Option<Item<'g>> {
-        let entry = self
-            .index
-            .table(hash, guard)
-            .entry_in_home_line(self.pool(), hash)?;
+        self.pool().touch_read(place.position(), LINE_BYTES);
         if self.are_items_unread {
             return None;
         }
-        // SAFETY: the entry was read under the guard, which keeps what it led to.
-        let item = unsafe { self.items.item_if_any(entry.position) }?;
+        // SAFETY: the entry was read under the guard of the place, which keeps what it led to.
+        let item = unsafe { self.items.item_if_any(place.position()) }?;
         (item.sequence <= moment && is_same_key(item.key, key)).then_some(item)
     }
 

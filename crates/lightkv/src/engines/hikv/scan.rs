@@ -1,12 +1,14 @@
 //! Iteration over a key range at one moment: `docs/internals/hikv.md`.
 //!
 //! ```text
-//!   key index --- keys and hashes, a leaf's or so at a time ---> [ end: batch of keys ]
-//!   older versions --- keys of the same range, if any -----------^      |
-//!                                                                       |  a cluster at a time, under one guard:
-//!   hash index, items <--- what the next two clusters need is fetched --+  items are looked up, values copied
-//!                                                                       v
-//!                                                            [ end: values of a cluster ] ---> one by one to the caller
+//!   key index --- keys and hashes, of leaves side by side ---> [ end: keys in a row, read ahead ]
+//!   older versions --- keys of the same range, if any ---------^     |
+//!                                                                    |  a cluster at a time, under one guard; of each key
+//!   hash index <---- 1. its line is fetched, many keys ahead --------+
+//!   hash index ----- 2. its item's place is looked up, and the item fetched, some keys ahead
+//!   items ---------- 3. its value is copied
+//!                                                                    v
+//!                                                         [ end: values of a cluster ] ---> lent or copied to the caller
 //! ```
 //!
 //! The moment is held, so whenever a key is looked up, the item that it had at the moment is found.
@@ -14,37 +16,60 @@
 //! The key index is read before the older versions: a key that a delete has already taken out of the former was put into the
 //! latter before.
 //!
-//! Why values are copied twice: a guard, and the fences that it takes, would cost more for each entry than a copy from the first cache
-//! does, and no guard may be held while the caller does something else. Long ones are copied once.
+//! Why values are copied: no guard may be held while the caller does something else, and a guard, and the fences that it takes, would
+//! cost more for each entry than a copy from the first cache does. Long ones are copied once, into what an owner gets.
 
+use std::cell::Cell;
 use std::cmp::Ordering;
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 use std::sync::Arc;
 
 use crossbeam_epoch::Guard;
 
 use super::HiKv;
+use super::item_layout::Item;
 use super::ordered_index::EntryBatch;
+use super::read::LikelyPlace;
+use super::root_layout::LINE_BYTES;
 use super::sampler::Operation;
 use super::store::Store;
 use crate::db::KeyRange;
-use crate::engine::EngineScan;
+use crate::engine::{EngineScan, LentEntry};
 use crate::{Error, Key, Result, Value};
 
-/// Keys that a scan reads from the key index at first, and at most, at a time.
+/// Keys that a scan reads from the key index at first, and then, at a time.
 const BATCH_FIRST: usize = 16;
-const BATCH_MAX: usize = 256;
-/// Keys that are looked up at a time: at first, and then.
+const BATCH_MAX: usize = 32;
+/// Keys that are looked up under one guard: at first, and at most.
 const CLUSTER_FIRST: usize = 4;
-/// Lines of the hash index, and items, are fetched for so many, too. Each lies in a page of its own, whose translation the processor
-/// looks up before it goes on; of several in a row it does so at the same time.
-const CLUSTER: usize = 8;
-/// A longer value ends its cluster.
+const CLUSTER_SECOND: usize = 8;
+const CLUSTER: usize = 32;
+/// Of so many at a time lines, then places, then items: a few loops of a few instructions each.
+const GROUP: usize = 8;
+/// So many keys ahead items are looked up and fetched. Each lies in a page of its own, whose translation the processor looks up before
+/// it goes on; of several in a row it does so at the same time.
+const ITEMS_AHEAD: usize = 16;
+/// No fewer than a group and those ahead of it; a power of two.
+const PLACES: usize = 32;
+const _: () = assert!(PLACES >= GROUP + ITEMS_AHEAD && PLACES.is_power_of_two());
+/// So many keys ahead of that lines of the hash index are fetched.
+const LINES_AHEAD: usize = 8;
+/// A longer value is copied once, into memory of its own.
 const SHORT_VALUE_BYTES: usize = 1024;
+/// Copied bytes that end a cluster.
+const CLUSTER_BYTES: usize = 16 << 10;
 
-/// What is fetched of an item: its header and key, and then a value of two hundred bytes or so.
-const ITEM_BEGIN_BYTES: u64 = 64;
-const ITEM_REST_BYTES: u64 = 256;
+/// What is fetched of an item: as much as the last one had, at first this, but not more than that.
+const ITEM_BYTES_FIRST: u64 = 320;
+const ITEM_BYTES_MAX: u64 = 640;
+
+/// Memory that a scan leaves to the next one of its thread, at most.
+const SPARE_BYTES_MAX: usize = 64 << 10;
+
+thread_local! {
+    /// Memory of a scan that has ended: to get and to free it took a tenth of a scan of ten entries.
+    static SPARE: Cell<Option<(EntryBatch, Found)>> = const { Cell::new(None) };
+}
 
 /// One end of a scan.
 #[derive(Debug)]
@@ -53,6 +78,11 @@ struct End {
     keys: EntryBatch,
     /// The first of them that was not looked up.
     next: usize,
+    /// Those before were fetched: their lines, their items.
+    lines_fetched: usize,
+    items_fetched: usize,
+    /// How much to fetch of an item.
+    item_bytes: u64,
     /// How many to read next, and how many to look up.
     next_keys: usize,
     next_cluster: usize,
@@ -62,73 +92,116 @@ struct End {
 /// Entries that were looked up, and that the caller comes to next.
 #[derive(Debug, Default)]
 struct Found {
-    /// Which key, and where its value ends in `values`.
-    entries: Vec<(usize, usize)>,
-    /// The first that was not returned, and where its value begins.
+    entries: Vec<FoundEntry>,
+    /// The first that was not returned, and where it begins in `bytes`.
     next: usize,
-    value_start: usize,
-    values: Vec<u8>,
-    /// The value of the last entry, if it is a long one.
+    start: usize,
+    /// Keys and short values, one behind the other as in their items.
+    bytes: Vec<u8>,
+}
+
+/// An entry that was looked up.
+#[derive(Debug)]
+struct FoundEntry {
+    /// Which key of the end.
+    index: usize,
+    key_len: usize,
+    /// Where it ends in `bytes`; it begins where the one before ends.
+    end: usize,
+    /// A long value is here.
     long: Option<Value>,
 }
 
 impl Found {
+    #[inline]
     fn clear(&mut self) {
         self.entries.clear();
-        self.values.clear();
+        self.bytes.clear();
         self.next = 0;
-        self.value_start = 0;
-        self.long = None;
+        self.start = 0;
     }
 
     #[inline]
-    fn push(&mut self, key: usize, value: &[u8]) {
-        if value.len() <= SHORT_VALUE_BYTES {
-            self.values.extend_from_slice(value);
+    fn push(&mut self, index: usize, item: &Item<'_>) {
+        let (key_len, is_short) = (item.key.len(), item.value.len() <= SHORT_VALUE_BYTES);
+        let bytes = if is_short {
+            item.key_and_value
         } else {
-            self.long = Some(Value::from(value));
-        }
-        self.entries.push((key, self.values.len()));
+            item.key
+        };
+        self.bytes.extend_from_slice(bytes);
+        self.entries.push(FoundEntry {
+            index,
+            key_len,
+            end: self.bytes.len(),
+            long: (!is_short).then(|| Value::from(item.value)),
+        });
     }
 
-    /// The next entry: which key, and its value.
     #[inline]
-    fn pop(&mut self) -> Option<(usize, Value)> {
-        let (key, end) = *self.entries.get(self.next)?;
+    fn has_next(&self) -> bool {
+        self.next < self.entries.len()
+    }
+
+    /// Key and value of the next entry, and the value once more if it is a long one.
+    #[inline]
+    fn pop(&mut self) -> Option<(&[u8], &[u8], Option<&mut Value>)> {
+        let entry = self.entries.get_mut(self.next)?;
         self.next += 1;
-        let start = std::mem::replace(&mut self.value_start, end);
-        if self.next == self.entries.len()
-            && let Some(value) = self.long.take()
-        {
-            return Some((key, value));
-        }
-        Some((key, Value::from(&self.values[start..end])))
+        let start = std::mem::replace(&mut self.start, entry.end);
+        let (key, value) = self.bytes[start..entry.end].split_at(entry.key_len);
+        Some((key, value, entry.long.as_mut()))
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<FoundEntry>() + self.bytes.capacity()
     }
 }
 
 impl End {
-    fn new() -> Self {
+    fn new((keys, found): (EntryBatch, Found)) -> Self {
         Self {
-            keys: EntryBatch::new(),
+            keys,
             next: 0,
+            lines_fetched: 0,
+            items_fetched: 0,
+            item_bytes: ITEM_BYTES_FIRST,
             next_keys: BATCH_FIRST,
             next_cluster: CLUSTER_FIRST,
-            found: Found::default(),
+            found,
         }
     }
 
     /// The first key whose entry was not returned.
     fn first_left(&self) -> usize {
         let found = self.found.entries.get(self.found.next);
-        found.map_or(self.next, |(key, _)| *key)
+        found.map_or(self.next, |entry| entry.index)
+    }
+
+    /// Whether keys are to be read: so early that lines and items of those behind are fetched in time. A short scan ends before.
+    fn wants_keys(&self) -> bool {
+        let wanted = match self.next_cluster {
+            CLUSTER => CLUSTER,
+            _ => 1,
+        };
+        self.keys.len() - self.next < wanted
+    }
+
+    /// Forgets the keys that were looked up, and whose entries were returned.
+    fn drop_looked_up(&mut self) {
+        debug_assert!(!self.found.has_next());
+        self.found.clear();
+        self.keys.drop_front(self.next);
+        self.lines_fetched = self.lines_fetched.saturating_sub(self.next);
+        self.items_fetched = self.items_fetched.saturating_sub(self.next);
+        self.next = 0;
     }
 
     /// Takes over the farther half of what the other end has read: there is nothing else left.
     fn take_half(&mut self, other: &mut End) {
         let (first, len) = (other.first_left(), other.keys.len());
         let middle = first + (len - first) / 2;
-        self.keys.clear();
-        self.next = 0;
+        self.drop_looked_up();
         for index in (middle..len).rev() {
             self.keys
                 .push(other.keys.key(index), other.keys.position(index));
@@ -141,73 +214,113 @@ impl End {
         }
     }
 
-    /// Looks the next keys up, and copies the values of those that are there. What the clusters behind them need is fetched.
+    /// Looks the next keys up, and copies what is there. What the keys behind them need is fetched.
     ///
     /// # Errors
     /// An item is damaged; what was found before is there.
     fn look_up(&mut self, store: &Store, moment: u64, guard: &Guard) -> Result<()> {
         self.found.clear();
-        let end = self.keys.len().min(self.next + self.next_cluster);
-        self.next_cluster = CLUSTER;
-        self.fetch_lines(store, end + CLUSTER, guard);
-        self.fetch_items(store, end, guard);
+        let (begin, len) = (self.next, self.keys.len());
+        let end = len.min(begin + self.next_cluster);
+        let ahead = match self.next_cluster {
+            // A short scan needs no more.
+            CLUSTER_FIRST => CLUSTER_SECOND,
+            CLUSTER_SECOND => 0,
+            _ => ITEMS_AHEAD,
+        };
+        self.next_cluster = match self.next_cluster {
+            CLUSTER_FIRST => CLUSTER_SECOND,
+            _ => CLUSTER,
+        };
+        // Of the keys that come next, each at its index modulo the length.
+        let mut places = [None; PLACES];
+        let (mut looked_up, mut looked_behind) = (begin, begin);
         while self.next < end {
-            let index = self.next;
-            let (key, hash) = self.keys.entry(index);
-            let item = match store.indexed_item_at(hash, key, moment, guard) {
-                Some(item) => Ok(Some(item)),
-                None => store.item_at(hash, key, moment, guard),
-            };
-            match item {
-                Ok(Some(item)) => self.found.push(index, item.value),
-                Ok(None) => {}
-                // Met again after what was found.
-                Err(_) if !self.found.entries.is_empty() => break,
-                Err(error) => return Err(error),
+            let group_end = end.min(self.next + GROUP);
+            self.fetch_lines(store, group_end + ahead + LINES_AHEAD, guard);
+            let range = looked_up..len.min(group_end + ahead);
+            looked_up = range.end;
+            self.fetch_items(store, range, &mut places, guard);
+            let range = looked_behind..len.min(group_end + ahead / 2);
+            looked_behind = range.end;
+            self.fetch_items_behind(store, range, &mut places, guard);
+            while self.next < group_end {
+                let index = self.next;
+                let (key, hash) = self.keys.entry(index);
+                store.pool().touch_read(0, LINE_BYTES);
+                let place = places[index % PLACES];
+                let item = match place.and_then(|place| store.likely_item(place, key, moment)) {
+                    Some(item) => Some(item),
+                    None => match store.item_at(hash, key, moment, guard) {
+                        Ok(item) => item,
+                        // Met again after what was found.
+                        Err(_) if self.found.has_next() => return Ok(()),
+                        Err(error) => return Err(error),
+                    },
+                };
+                if let Some(item) = item {
+                    self.found.push(index, &item);
+                    self.item_bytes = item.len_bytes();
+                }
+                self.next += 1;
             }
-            self.next += 1;
-            if self.found.long.is_some() {
+            if self.found.bytes.len() >= CLUSTER_BYTES {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Fetches what the first clusters need, of keys that were read just now.
-    fn fetch_first(&self, store: &Store) {
-        let guard = crossbeam_epoch::pin();
-        self.fetch_lines(store, 0, &guard);
-        self.fetch_lines(store, CLUSTER, &guard);
-        self.fetch_items(store, 0, &guard);
-    }
-
-    /// Fetches the lines of the hash index of the cluster from key `first` on.
-    fn fetch_lines(&self, store: &Store, first: usize, guard: &Guard) {
-        for (_, hash) in self.keys.cluster(first, CLUSTER) {
-            store
-                .index
-                .table(*hash, guard)
-                .prefetch(store.pool(), *hash);
+    /// Fetches the lines of the hash index of all keys before `end`.
+    #[inline(never)]
+    fn fetch_lines(&mut self, store: &Store, end: usize, guard: &Guard) {
+        let end = end.min(self.keys.len());
+        for hash in self.keys.positions(self.lines_fetched..end) {
+            let table = store.index.table(hash, guard);
+            table.prefetch_far(store.pool(), hash);
         }
+        self.lines_fetched = self.lines_fetched.max(end);
     }
 
-    /// Fetches the items of the cluster from key `first` on, whose lines are there.
-    fn fetch_items(&self, store: &Store, first: usize, guard: &Guard) {
-        let mut positions = [0; CLUSTER];
-        let mut count = 0;
-        for (_, hash) in self.keys.cluster(first, CLUSTER) {
-            let table = store.index.table(*hash, guard);
-            if let Some(position) = table.position_in_home_line(store.pool(), *hash) {
-                positions[count % CLUSTER] = position;
-                count += 1;
+    /// Looks up where the items of keys are, and fetches those that were not.
+    #[inline(never)]
+    fn fetch_items<'g>(
+        &mut self,
+        store: &Store,
+        range: Range<usize>,
+        places: &mut [Option<LikelyPlace<'g>>; PLACES],
+        guard: &'g Guard,
+    ) {
+        let item_bytes = self.item_bytes.min(ITEM_BYTES_MAX);
+        for (index, hash) in range.clone().zip(self.keys.positions(range.clone())) {
+            let place = store.likely_place(hash, guard);
+            places[index % PLACES] = place;
+            if let Some(place) = place
+                && index >= self.items_fetched
+            {
+                store.pool().prefetch_read_far(place.position(), item_bytes);
             }
         }
-        for position in positions.iter().take(count) {
-            store.pool().prefetch_read(*position, ITEM_BEGIN_BYTES);
-        }
-        for position in positions.iter().take(count) {
-            let rest = position + ITEM_BEGIN_BYTES;
-            store.pool().prefetch_read(rest, ITEM_REST_BYTES);
+        self.items_fetched = self.items_fetched.max(range.end);
+    }
+
+    /// The same of keys that are not in their home lines; those behind were fetched.
+    fn fetch_items_behind<'g>(
+        &self,
+        store: &Store,
+        range: Range<usize>,
+        places: &mut [Option<LikelyPlace<'g>>; PLACES],
+        guard: &'g Guard,
+    ) {
+        for index in range {
+            let place = &mut places[index % PLACES];
+            if place.is_none() {
+                *place = store.likely_place_behind(self.keys.position(index), guard);
+                if let Some(place) = place {
+                    let item_bytes = self.item_bytes.min(ITEM_BYTES_MAX);
+                    store.pool().prefetch_read(place.position(), item_bytes);
+                }
+            }
         }
     }
 }
@@ -235,14 +348,16 @@ impl StoreScan {
     pub(crate) fn new(engine: Arc<HiKv>, range: KeyRange, at: Option<u64>) -> Result<Self> {
         let is_empty = range.is_empty();
         let moment = at.unwrap_or_else(|| engine.store.acquire_moment());
+        // None where the thread is ending.
+        let spare = SPARE.try_with(Cell::take).ok().flatten();
         let scan = Self {
             moment,
             owns_moment: at.is_none(),
             lower: Bound::Included(range.start),
             upper: range.end.map_or(Bound::Unbounded, Bound::Excluded),
             is_exhausted: is_empty,
-            front: End::new(),
-            back: End::new(),
+            front: End::new(spare.unwrap_or_default()),
+            back: End::new(Default::default()),
             engine,
         };
         // Everything up to the moment was handed to the key index before.
@@ -250,7 +365,7 @@ impl StoreScan {
         Ok(scan)
     }
 
-    /// Reads keys that come next at one end, until there are some or nothing is left. Shortens the range by them.
+    /// Reads more keys that come next at one end, until there are some or nothing is left. Shortens the range by them.
     fn read_keys(&mut self, reverse: bool) {
         let store = &self.engine.store;
         let (end, from, to) = if reverse {
@@ -263,16 +378,14 @@ impl StoreScan {
             true => is_above(key, to),
             false => is_below(key, to),
         };
-        end.next = 0;
-        end.keys.clear();
-        while end.keys.is_empty() && !self.is_exhausted {
+        end.drop_looked_up();
+        let before = end.keys.len();
+        while end.keys.len() == before && !self.is_exhausted {
             let (start, count) = (as_slice(from), end.next_keys);
-            end.next_keys = (count * 4).min(BATCH_MAX);
-            store.keys.batch_from(start, reverse, count, &mut end.keys);
-            self.is_exhausted = match end.keys.last_key() {
-                Some(last) => !is_within(last),
-                None => true,
-            };
+            end.next_keys = BATCH_MAX;
+            store.keys.append_from(start, reverse, count, &mut end.keys);
+            let last = end.keys.last_key().filter(|_| end.keys.len() > before);
+            self.is_exhausted = !last.is_some_and(is_within);
             if self.is_exhausted {
                 let within = end.keys.partition_point(is_within);
                 end.keys.truncate(within);
@@ -294,9 +407,11 @@ impl StoreScan {
     }
 
     /// Looks up what comes next at one end. False if nothing is left.
+    #[inline(never)]
     fn look_up(&mut self, reverse: bool) -> Result<bool> {
         let has_keys = |end: &End| end.next < end.keys.len();
-        if !has_keys(if reverse { &self.back } else { &self.front }) {
+        let own = if reverse { &self.back } else { &self.front };
+        if own.wants_keys() && !(has_keys(own) && self.is_exhausted) {
             self.read_keys(reverse);
             let (own, other) = if reverse {
                 (&mut self.back, &mut self.front)
@@ -310,7 +425,6 @@ impl StoreScan {
             if !has_keys(own) {
                 return Ok(false);
             }
-            own.fetch_first(&self.engine.store);
         }
         let store = &self.engine.store;
         let _timer = store.keys.time(Operation::Scan);
@@ -328,25 +442,51 @@ impl StoreScan {
         Ok(true)
     }
 
+    /// The end that comes next at one side, with an entry that was looked up; `None` if nothing is left.
     #[inline]
-    fn step(&mut self, reverse: bool) -> Result<Option<(Key, Value)>> {
+    fn step(&mut self, reverse: bool) -> Result<Option<&mut End>> {
         // Also where an entry is returned that was copied before.
         if self.engine.store.health.is_closed() {
             return Err(Error::Closed);
         }
         loop {
-            let own = if reverse {
-                &mut self.back
-            } else {
-                &mut self.front
-            };
-            if let Some((key, value)) = own.found.pop() {
-                return Ok(Some((own.keys.owned_key(key), value)));
+            let own = if reverse { &self.back } else { &self.front };
+            if own.found.has_next() {
+                break;
             }
             if !self.look_up(reverse)? {
                 return Ok(None);
             }
         }
+        Ok(Some(match reverse {
+            true => &mut self.back,
+            false => &mut self.front,
+        }))
+    }
+
+    #[inline]
+    fn own(&mut self, reverse: bool) -> Result<Option<(Key, Value)>> {
+        let Some(end) = self.step(reverse)? else {
+            return Ok(None);
+        };
+        Ok(end.found.pop().map(|(key, value, long)| {
+            let value = match long {
+                Some(long) => std::mem::take(long),
+                None => Value::from(value),
+            };
+            (Key::from(key), value)
+        }))
+    }
+
+    #[inline]
+    fn lend(&mut self, reverse: bool) -> Result<Option<LentEntry<'_>>> {
+        let Some(end) = self.step(reverse)? else {
+            return Ok(None);
+        };
+        Ok(end.found.pop().map(|(key, value, long)| match long {
+            Some(long) => (key, &long[..]),
+            None => (key, value),
+        }))
     }
 }
 
@@ -394,11 +534,19 @@ fn exclude(bound: &mut Bound<Vec<u8>>, key: &[u8]) {
 
 impl EngineScan for StoreScan {
     fn next(&mut self) -> Result<Option<(Key, Value)>> {
-        self.step(false)
+        self.own(false)
     }
 
     fn next_back(&mut self) -> Result<Option<(Key, Value)>> {
-        self.step(true)
+        self.own(true)
+    }
+
+    fn lend_next(&mut self) -> Result<Option<LentEntry<'_>>> {
+        self.lend(false)
+    }
+
+    fn lend_next_back(&mut self) -> Result<Option<LentEntry<'_>>> {
+        self.lend(true)
     }
 }
 
@@ -406,6 +554,14 @@ impl Drop for StoreScan {
     fn drop(&mut self) {
         if self.owns_moment {
             self.engine.store.release_moment(self.moment);
+        }
+        let End { keys, found, .. } = &mut self.front;
+        if keys.memory_bytes() + found.memory_bytes() <= SPARE_BYTES_MAX {
+            keys.clear();
+            found.clear();
+            let spare = (std::mem::take(keys), std::mem::take(found));
+            // Not where the thread is ending.
+            let _ = SPARE.try_with(|place| place.set(Some(spare)));
         }
     }
 }
@@ -478,10 +634,21 @@ mod tests {
             );
         }
         let mut scan = snapshot.scan(..);
+        for (key, value) in &expected {
+            let lent = scan.lend_next().unwrap().unwrap();
+            assert_eq!(lent, (&key[..], &value[..]));
+        }
+        assert!(scan.lend_next().is_none() && scan.lend_next_back().is_none());
+        let last = expected.last().unwrap();
+        let mut scan = snapshot.scan(..);
+        let lent = scan.lend_next_back().unwrap().unwrap();
+        assert_eq!(lent, (&last.0[..], &last.1[..]));
+        let mut scan = snapshot.scan(..);
         assert!(scan.next().unwrap().is_ok());
         db.close().unwrap();
         // What was copied before the close is not returned after it either.
-        assert!(matches!(scan.next(), Some(Err(Error::Closed))));
+        assert!(matches!(scan.lend_next(), Some(Err(Error::Closed))));
+        assert!(scan.lend_next().is_none());
         assert!(scan.next().is_none());
     }
 }

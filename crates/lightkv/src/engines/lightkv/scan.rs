@@ -15,7 +15,7 @@ use super::scan_source::{Direction, ReadAhead, ScanSource, Walk, add_table_sourc
 use super::store::Store;
 use super::table_set::read_large_value;
 use crate::db::KeyRange;
-use crate::engine::EngineScan;
+use crate::engine::{EngineScan, LentEntry};
 use crate::{Key, Result, Value};
 
 /// A running scan from both ends.
@@ -36,6 +36,8 @@ pub(crate) struct StoreScan {
     back: Option<PartitionScan>,
     front_done: bool,
     back_done: bool,
+    /// The entry that was lent last.
+    lent: Option<(Key, Value)>,
 }
 
 /// The part of a scan within one partition.
@@ -154,6 +156,7 @@ impl StoreScan {
             back: None,
             front_done: is_empty,
             back_done: is_empty,
+            lent: None,
             engine,
         }
     }
@@ -254,6 +257,14 @@ impl StoreScan {
     }
 }
 
+impl StoreScan {
+    fn lend(&mut self, direction: Direction) -> Result<Option<LentEntry<'_>>> {
+        self.lent = self.step(direction)?;
+        let lent = self.lent.as_ref();
+        Ok(lent.map(|(key, value)| (&key[..], &value[..])))
+    }
+}
+
 impl EngineScan for StoreScan {
     fn next(&mut self) -> Result<Option<(Key, Value)>> {
         self.step(Direction::Forward)
@@ -261,6 +272,14 @@ impl EngineScan for StoreScan {
 
     fn next_back(&mut self) -> Result<Option<(Key, Value)>> {
         self.step(Direction::Backward)
+    }
+
+    fn lend_next(&mut self) -> Result<Option<LentEntry<'_>>> {
+        self.lend(Direction::Forward)
+    }
+
+    fn lend_next_back(&mut self) -> Result<Option<LentEntry<'_>>> {
+        self.lend(Direction::Backward)
     }
 }
 

@@ -1,10 +1,8 @@
 //! Entries copied out of one leaf at once: what a scan works on.
 
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 
 use super::node::{PREFIX_LEN_MAX, SUFFIX_LEN_MAX};
-use crate::Key;
-use crate::bytes::KEY_INLINE_MAX;
 
 /// Entries of one leaf in the order of the scan, and where the scan goes on.
 ///
@@ -26,8 +24,7 @@ pub(crate) struct EntryBatch {
 /// Memory that a key of a node is written to, in bytes: nothing is checked word by word but against this.
 pub(super) const KEY_ROOM: usize = 256;
 
-const _: () =
-    assert!(PREFIX_LEN_MAX + SUFFIX_LEN_MAX + 8 <= KEY_ROOM && KEY_INLINE_MAX <= KEY_ROOM);
+const _: () = assert!(PREFIX_LEN_MAX + SUFFIX_LEN_MAX + 8 <= KEY_ROOM);
 
 /// Where the batch after this one begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,13 +75,6 @@ impl EntryBatch {
         (&self.keys[start..end], self.entries[index].1)
     }
 
-    /// Where keys end, and positions, of up to `len` entries from `first` on.
-    #[inline]
-    pub(crate) fn cluster(&self, first: usize, len: usize) -> &[(usize, u64)] {
-        let rest = self.entries.get(first..).unwrap_or_default();
-        &rest[..rest.len().min(len)]
-    }
-
     /// The key of the last entry.
     pub(crate) fn last_key(&self) -> Option<&[u8]> {
         self.len().checked_sub(1).map(|last| self.key(last))
@@ -103,22 +93,17 @@ impl EntryBatch {
         low
     }
 
-    /// The key of an entry, owned.
-    #[inline]
-    pub(crate) fn owned_key(&self, index: usize) -> Key {
-        let (start, end) = self.bounds(index);
-        let len = end - start;
-        match self.keys[start..].first_chunk() {
-            // So many bytes at once need no call.
-            Some(front) if len <= KEY_INLINE_MAX => Key::from_front(front, len as u8),
-            _ => Key::from(&self.keys[start..end]),
-        }
-    }
-
     /// The position of entry `index`.
     #[inline]
     pub(crate) fn position(&self, index: usize) -> u64 {
         self.entries[index].1
+    }
+
+    /// The positions of entries, those that there are.
+    #[inline]
+    pub(crate) fn positions(&self, range: Range<usize>) -> impl Iterator<Item = u64> {
+        let entries = self.entries.get(range).unwrap_or_default();
+        entries.iter().map(|(_, position)| *position)
     }
 
     /// Keys and positions in the order of the scan.
@@ -131,6 +116,25 @@ impl EntryBatch {
         self.keys_len = 0;
         self.entries.clear();
         self.resume = Resume::End;
+    }
+
+    /// Forgets the first `count` entries. What is left is moved, so it should be little.
+    pub(crate) fn drop_front(&mut self, count: usize) {
+        let Some((start, _)) = count.checked_sub(1).map(|last| self.entries[last]) else {
+            return;
+        };
+        self.keys.copy_within(start..self.keys_len, 0);
+        self.keys_len -= start;
+        self.entries.drain(..count);
+        for (end, _) in &mut self.entries {
+            *end -= start;
+        }
+    }
+
+    /// Bytes of memory that it keeps.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let entries = self.entries.capacity() * size_of::<(usize, u64)>();
+        self.keys.capacity() + entries + self.resume_key.capacity()
     }
 
     /// Forgets all but the first `len` entries.

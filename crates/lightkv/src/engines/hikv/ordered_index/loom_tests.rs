@@ -103,6 +103,23 @@ fn keys(index: &OrderedIndex, reverse: bool) -> Vec<u8> {
     keys
 }
 
+/// All keys, as many leaves at a time as lie side by side.
+fn appended_keys(index: &OrderedIndex, reverse: bool) -> Vec<u8> {
+    let mut batch = EntryBatch::new();
+    index.append_up_to(Bound::Unbounded, reverse, usize::MAX, &mut batch);
+    let mut len = 0;
+    while batch.len() > len {
+        len = batch.len();
+        let last = batch.key(len - 1).to_vec();
+        index.append_up_to(Bound::Excluded(&last), reverse, usize::MAX, &mut batch);
+    }
+    let mut keys: Vec<u8> = batch.iter().map(|(key, _)| key[0]).collect();
+    if reverse {
+        keys.reverse();
+    }
+    keys
+}
+
 /// An insertion moves entries within a leaf.
 #[test]
 fn get_beside_an_insertion() {
@@ -144,13 +161,23 @@ fn scan_beside_a_split() {
         |index| keys(index, false),
         &[vec![0, 2, 4, 6, 8, 10], vec![0, 2, 4, 5, 6, 8, 10]],
     );
+    check(
+        || tree((0..6).map(|key| 2 * key)),
+        |index| assert_eq!(index.insert(&[5], 5), None),
+        |index| appended_keys(index, false),
+        &[vec![0, 2, 4, 6, 8, 10], vec![0, 2, 4, 5, 6, 8, 10]],
+    );
 }
 
 /// The first of three leaves becomes empty and is merged with the second, while 6 to 12 stay.
 #[test]
 fn scan_beside_a_merge() {
-    let readers: [fn(&OrderedIndex) -> Vec<u8>; 2] =
-        [|index| keys(index, false), |index| keys(index, true)];
+    let readers: [fn(&OrderedIndex) -> Vec<u8>; 4] = [
+        |index| keys(index, false),
+        |index| keys(index, true),
+        |index| appended_keys(index, false),
+        |index| appended_keys(index, true),
+    ];
     for reader in readers {
         check(
             || {

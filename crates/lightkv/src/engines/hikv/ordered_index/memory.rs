@@ -267,6 +267,13 @@ impl<'g> Access<'g> {
 }
 
 impl<'g> Access<'g> {
+    /// Asks for what [`Access::child`] has not asked for of a leaf: all of it is soon to be read.
+    #[inline]
+    pub(super) fn fetch_rest(self, leaf: Node<'g>) {
+        let words = leaf.words();
+        processor::prefetch(&words[words.len() / 2..]);
+    }
+
     /// Asks for the line in which an insertion into a leaf stores its payload.
     #[inline]
     pub(super) fn fetch_insertion(self, leaf: Node<'g>) {

@@ -42,7 +42,7 @@ mod structure;
 mod sync;
 mod version_lock;
 
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 
 use crossbeam_utils::CachePadded;
 
@@ -74,8 +74,96 @@ struct Seat<'g> {
     leaf: Node<'g>,
     version: Version,
     shape: Shape,
-    /// The node and the entry whose key ends the leaf's range in the direction of the scan.
-    fence: Option<(Node<'g>, Version, usize)>,
+    /// What ends the leaf's range in the direction of the scan.
+    fence: Option<Fence<'g>>,
+    /// The leaf's neighbours, unless it is the root.
+    siblings: Option<Siblings<'g>>,
+}
+
+/// A node, and the entry in it whose key ends a range.
+type Fence<'g> = (Node<'g>, Version, usize);
+
+/// The way from a leaf to those beside it.
+struct Siblings<'g> {
+    parent: Node<'g>,
+    version: Version,
+    shape: Shape,
+    /// Of the leaf that was come to last.
+    entry: usize,
+    /// What ends the parent's range.
+    fence: Option<Fence<'g>>,
+}
+
+impl<'g> Siblings<'g> {
+    /// The next leaf, and has it fetched; `None` behind the last one of the parent.
+    #[inline]
+    fn next(&mut self, reverse: bool, access: Access<'g>) -> Result<Option<Node<'g>>, Restart> {
+        let next = match reverse {
+            true => self.entry.checked_sub(1),
+            false => Some(self.entry + 1).filter(|entry| *entry < self.shape.count),
+        };
+        let Some(entry) = next else {
+            return Ok(None);
+        };
+        self.entry = entry;
+        let leaf = access.child(self.parent, self.version, self.shape, entry)?;
+        access.fetch_rest(leaf);
+        Ok(Some(leaf))
+    }
+}
+
+/// Entries of a leaf that was read with a version.
+struct LeafPart<'g> {
+    leaf: Node<'g>,
+    version: Version,
+    shape: Shape,
+    entries: Range<usize>,
+}
+
+impl<'g> LeafPart<'g> {
+    /// All entries of a leaf.
+    #[inline]
+    fn whole(leaf: Node<'g>) -> Result<Self, Restart> {
+        let version = leaf.read()?;
+        let shape = leaf.shape()?;
+        Ok(Self {
+            leaf,
+            version,
+            shape,
+            entries: 0..shape.count,
+        })
+    }
+
+    /// Appends the first `limit` of them to a batch, in its direction. They were there at one moment.
+    fn append_to(
+        &self,
+        limit: usize,
+        into: &mut EntryBatch,
+        access: Access<'g>,
+    ) -> Result<(), Restart> {
+        let (leaf, shape) = (self.leaf, self.shape);
+        let len = self.entries.len().min(limit);
+        into.reserve(len, leaf.keys_bytes(shape, len));
+        let prefix = leaf.prefix_room(shape)?;
+        for index in 0..len {
+            let entry = if into.reverse {
+                self.entries.end - 1 - index
+            } else {
+                self.entries.start + index
+            };
+            let slot = leaf.slot(shape, entry)?;
+            match slot.suffix_len() {
+                Some(len) => {
+                    into.push_with(|room| leaf.write_key(shape, entry, (slot, len), &prefix, room))?
+                }
+                None => {
+                    let key = access.apart_key(leaf, self.version, entry)?;
+                    into.push(key, leaf.value(shape, entry)?);
+                }
+            }
+        }
+        leaf.validate(self.version)
+    }
 }
 
 impl Default for OrderedIndex {
@@ -212,15 +300,30 @@ impl OrderedIndex {
         self.fill(bound, reverse, usize::MAX, into);
     }
 
-    /// The first `limit` of what [`OrderedIndex::batch_from`] copies. [`OrderedIndex::next_batch`] goes on behind the leaf.
-    pub(crate) fn batch_up_to(
+    /// Appends consecutive entries to a batch, from `bound` on: `limit` of them, or fewer if some come behind them. None only if there are none.
+    ///
+    /// They come from leaves side by side, each of which is fetched while the one before is copied: one way down for all. What one leaf
+    /// has was there at one moment. INVARIANT: no key is passed over that is there all the time. The parent had the leaves
+    /// side by side when it was read, so their ranges meet; ranges never change until a leaf is obsolete, and none was when it was
+    /// validated.
+    pub(crate) fn append_up_to(
         &self,
         bound: Bound<&[u8]>,
         reverse: bool,
         limit: usize,
         into: &mut EntryBatch,
     ) {
-        self.fill(bound, reverse, limit, into);
+        let guard = pin();
+        let access = Access { guard: &guard };
+        into.reverse = reverse;
+        let before = into.len();
+        retry(|| self.try_append(bound, before, limit, into, access));
+        while into.len() == before && into.resume == Resume::Key {
+            // Leaves without entries in the range; the next ones.
+            let key = std::mem::take(&mut into.resume_key);
+            let bound = resume_bound(&key, reverse);
+            retry(|| self.try_append(bound, before, limit, into, access));
+        }
     }
 
     /// The batch behind the one in `into`, in the same direction; empty at the end.
@@ -367,58 +470,56 @@ impl OrderedIndex {
     ) -> Result<(), Restart> {
         into.clear();
         let seat = self.seat(bound, into.reverse, access)?;
-        let Seat {
-            leaf,
-            version,
-            shape,
-            fence,
-        } = seat;
-        let found = match bound {
-            Bound::Included(key) | Bound::Excluded(key) => {
-                Some(leaf.search(shape, version, key, &access)?)
-            }
-            Bound::Unbounded => None,
-        };
-        let is_included = matches!(bound, Bound::Included(_));
-        let entries = match (found, into.reverse) {
-            (None, _) => 0..shape.count,
-            (Some(Place::Absent(entry)), false) => entry..shape.count,
-            (Some(Place::Absent(entry)), true) => 0..entry,
-            (Some(Place::Found(entry)), false) => entry + usize::from(!is_included)..shape.count,
-            (Some(Place::Found(entry)), true) => 0..entry + usize::from(is_included),
-        };
-        let len = entries.len().min(limit);
-        let reverse = into.reverse;
-        into.reserve(len, leaf.keys_bytes(shape, len));
-        for index in 0..len {
-            let entry = if reverse {
-                entries.end - 1 - index
-            } else {
-                entries.start + index
-            };
-            let slot = leaf.slot(shape, entry)?;
-            match slot.suffix_len() {
-                Some(len) => {
-                    into.push_with(|room| leaf.write_key(shape, entry, slot, len, room))?
-                }
-                None => {
-                    let key = access.apart_key(leaf, version, entry)?;
-                    into.push(key, leaf.value(shape, entry)?);
-                }
-            }
-        }
-        leaf.validate(version)?;
-        if let Some((node, version, entry)) = fence {
-            into.resume_key.clear();
-            let shape = node.shape()?;
-            let mut prefix = [0; PREFIX_LEN_MAX];
-            let prefix = node.prefix(shape, &mut prefix)?;
-            let key = &mut into.resume_key;
-            node.copy_key(shape, version, entry, prefix, &access, key)?;
+        let part = seat.part(bound, into.reverse, access)?;
+        part.append_to(limit, into, access)?;
+        if let Some(fence) = seat.fence {
             // Behind the leaf's validation: until then no neighbour was merged away, whose range
             // another leaf would have taken over.
-            node.validate(version)?;
-            into.resume = Resume::Key;
+            resume_at(fence, into, access)?;
+        }
+        Ok(())
+    }
+
+    fn try_append<'g>(
+        &self,
+        bound: Bound<&[u8]>,
+        before: usize,
+        limit: usize,
+        into: &mut EntryBatch,
+        access: Access<'g>,
+    ) -> Result<(), Restart> {
+        into.truncate(before);
+        into.resume = Resume::End;
+        let reverse = into.reverse;
+        let seat = self.seat(bound, reverse, access)?;
+        let mut part = seat.part(bound, reverse, access)?;
+        let mut siblings = seat.siblings;
+        loop {
+            let len = into.len();
+            let limit = limit - (len - before);
+            // On its way while this one is copied.
+            let next = match &mut siblings {
+                Some(siblings) if part.entries.len() < limit => siblings.next(reverse, access),
+                _ => Ok(None),
+            };
+            let copied = part.append_to(limit, into, access);
+            if copied.is_err() {
+                into.truncate(len);
+            }
+            let next = copied
+                .and(next)
+                .and_then(|leaf| leaf.map(LeafPart::whole).transpose());
+            match next {
+                Ok(Some(next)) => part = next,
+                // Whole leaves were copied: the caller goes on behind them.
+                _ if into.len() > before => return Ok(()),
+                Ok(None) => break,
+                Err(Restart) => return Err(Restart),
+            }
+        }
+        if let Some(fence) = siblings.and_then(|siblings| siblings.fence) {
+            // Behind the validation of the leaves, as in `try_fill`.
+            resume_at(fence, into, access)?;
         }
         Ok(())
     }
@@ -432,6 +533,7 @@ impl OrderedIndex {
     ) -> Result<Seat<'g>, Restart> {
         let (mut node, _) = self.root.node(access.guard)?;
         let mut fence = None;
+        let mut siblings = None;
         loop {
             let version = node.read()?;
             let shape = node.shape()?;
@@ -441,6 +543,7 @@ impl OrderedIndex {
                     version,
                     shape,
                     fence,
+                    siblings,
                 });
             }
             let entry = match bound {
@@ -457,6 +560,13 @@ impl OrderedIndex {
                     }
                 }
             };
+            siblings = Some(Siblings {
+                parent: node,
+                version,
+                shape,
+                entry,
+                fence,
+            });
             if reverse && entry > 0 {
                 fence = Some((node, version, entry));
             } else if !reverse && entry + 1 < shape.count {
@@ -465,6 +575,61 @@ impl OrderedIndex {
             node = access.child(node, version, shape, entry)?;
         }
     }
+}
+
+impl<'g> Seat<'g> {
+    /// What the leaf has from `bound` on.
+    #[inline]
+    fn part(
+        &self,
+        bound: Bound<&[u8]>,
+        reverse: bool,
+        access: Access<'g>,
+    ) -> Result<LeafPart<'g>, Restart> {
+        let Seat {
+            leaf,
+            version,
+            shape,
+            ..
+        } = *self;
+        let found = match bound {
+            Bound::Included(key) | Bound::Excluded(key) => {
+                Some(leaf.search(shape, version, key, &access)?)
+            }
+            Bound::Unbounded => None,
+        };
+        let is_included = matches!(bound, Bound::Included(_));
+        let entries = match (found, reverse) {
+            (None, _) => 0..shape.count,
+            (Some(Place::Absent(entry)), false) => entry..shape.count,
+            (Some(Place::Absent(entry)), true) => 0..entry,
+            (Some(Place::Found(entry)), false) => entry + usize::from(!is_included)..shape.count,
+            (Some(Place::Found(entry)), true) => 0..entry + usize::from(is_included),
+        };
+        Ok(LeafPart {
+            leaf,
+            version,
+            shape,
+            entries,
+        })
+    }
+}
+
+/// Lets a batch go on at the key of a fence.
+fn resume_at<'g>(
+    (node, version, entry): Fence<'g>,
+    into: &mut EntryBatch,
+    access: Access<'g>,
+) -> Result<(), Restart> {
+    into.resume_key.clear();
+    let shape = node.shape()?;
+    let mut prefix = [0; PREFIX_LEN_MAX];
+    let prefix = node.prefix(shape, &mut prefix)?;
+    let key = &mut into.resume_key;
+    node.copy_key(shape, version, entry, prefix, &access, key)?;
+    node.validate(version)?;
+    into.resume = Resume::Key;
+    Ok(())
 }
 
 /// Repeats an attempt until no change comes in between.

@@ -46,6 +46,9 @@ pub(super) const LINES_MAX: usize = if cfg!(loom) { 2 } else { 32 };
 pub(super) const WORDS_MAX: usize = LINES_MAX * WORDS_PER_LINE;
 /// Longest prefix that keys of a node share, in bytes. What they have in common behind it is stored with each.
 pub(super) const PREFIX_LEN_MAX: usize = 120;
+/// Memory for a prefix, in bytes, and how many of them are copied at least.
+pub(super) const PREFIX_ROOM: usize = 128;
+const PREFIX_SHORT: usize = 16;
 /// Longest key behind the prefix that is stored in the node, in bytes.
 pub(super) const SUFFIX_LEN_MAX: usize = 126;
 /// Length in the slot of a key that is stored apart.
@@ -60,6 +63,7 @@ const SLOT_MASK: u64 = 0xffff;
 const FROM_END_BITS: usize = 9;
 
 const _: () = assert!(WORDS_MAX < 1 << FROM_END_BITS);
+const _: () = assert!(PREFIX_LEN_MAX <= PREFIX_ROOM && PREFIX_ROOM <= KEY_ROOM);
 const _: () = assert!(SUFFIX_LEN_MAX < APART && APART < 1 << (SLOT_BITS - FROM_END_BITS));
 
 /// The second word of a node, unpacked.
@@ -469,33 +473,48 @@ impl<'g> Node<'g> {
         count * (shape.prefix_len + 8) + 8 * shape.heap_words
     }
 
+    /// The prefix of the keys, for [`Node::write_key`]. What is behind its end means nothing.
+    #[inline]
+    pub(super) fn prefix_room(self, shape: Shape) -> Result<[u8; PREFIX_ROOM], Restart> {
+        let mut prefix = [0; PREFIX_ROOM];
+        let words = shape.prefix_len.div_ceil(8);
+        for (index, bytes) in prefix.as_chunks_mut().0.iter_mut().take(words).enumerate() {
+            *bytes = self.load(PREFIX + index)?.to_be_bytes();
+        }
+        Ok(prefix)
+    }
+
     /// Writes the key of an entry to `into`: a word at a time, with no call for a few bytes. Its length, and the word of the
-    /// entry. `slot` is the entry's, `suffix_len` what it says.
+    /// entry. `slot` is the entry's, `suffix_len` what it says, `prefix` from [`Node::prefix_room`].
     #[inline]
     pub(super) fn write_key(
         self,
         shape: Shape,
         entry: usize,
-        slot: Slot,
-        suffix_len: usize,
+        (slot, suffix_len): (Slot, usize),
+        prefix: &[u8; PREFIX_ROOM],
         into: &mut [u8; KEY_ROOM],
     ) -> Result<(usize, u64), Restart> {
+        let start = self.payload_index(slot)?;
+        let payload = self.words.get(start..start + payload_words(suffix_len));
+        let (position, rest) = payload.and_then(<[_]>::split_first).ok_or(Restart)?;
+        let prefix_len = shape.prefix_len;
+        // Always so many bytes, because of most keys the prefix is no longer; what is too much is written over.
+        into[..PREFIX_SHORT].copy_from_slice(&prefix[..PREFIX_SHORT]);
+        if prefix_len > PREFIX_SHORT {
+            into[..PREFIX_ROOM].copy_from_slice(prefix);
+        }
         let mut put = |at: usize, word: u64| {
             // Out of bounds only if what was loaded beside a writer is torn.
             let bytes = into.get_mut(at..).and_then(<[u8]>::first_chunk_mut);
             *bytes.ok_or(Restart)? = word.to_be_bytes();
             Ok(())
         };
-        // What is behind the prefix in its last word is written over.
-        for index in 0..shape.prefix_len.div_ceil(8) {
-            put(8 * index, self.load(PREFIX + index)?)?;
+        put(prefix_len, self.load(shape.head_index(entry))?)?;
+        for (index, word) in rest.iter().enumerate() {
+            put(prefix_len + 8 + 8 * index, word.load(Ordering::Relaxed))?;
         }
-        put(shape.prefix_len, self.load(shape.head_index(entry))?)?;
-        let payload = self.payload_index(slot)?;
-        for index in 1..slot.payload_words() {
-            put(shape.prefix_len + 8 * index, self.load(payload + index)?)?;
-        }
-        Ok((shape.prefix_len + suffix_len, self.load(payload)?))
+        Ok((prefix_len + suffix_len, position.load(Ordering::Relaxed)))
     }
 
     /// Appends the key of an entry, whose first bytes are `prefix`.

@@ -80,6 +80,26 @@ fn scan(index: &OrderedIndex, bound: Bound<&[u8]>, reverse: bool) -> Vec<(Vec<u8
         entries.extend(batch.iter().map(|(key, position)| (key.to_vec(), position)));
         index.next_batch(&mut batch);
     }
+    assert!(appended(index, bound, reverse) == entries);
+    entries
+}
+
+/// The same by leaves side by side, in parts that end anywhere and are forgotten in part.
+fn appended(index: &OrderedIndex, bound: Bound<&[u8]>, reverse: bool) -> Vec<(Vec<u8>, u64)> {
+    let mut batch = EntryBatch::new();
+    let mut entries: Vec<(Vec<u8>, u64)> = Vec::new();
+    for limit in (1..).map(|step| step * step) {
+        let before = batch.len();
+        let last = entries.last().map(|(key, _)| Bound::Excluded(&key[..]));
+        index.append_up_to(last.unwrap_or(bound), reverse, limit, &mut batch);
+        if batch.len() == before {
+            break;
+        }
+        assert!(batch.len() - before <= limit);
+        let new = batch.iter().skip(before);
+        entries.extend(new.map(|(key, position)| (key.to_vec(), position)));
+        batch.drop_front(batch.len() * 2 / 3);
+    }
     entries
 }
 
