@@ -58,7 +58,6 @@ UNSAFE = {
     "crates/memory/src/mapping.rs": "maps memory",
     "crates/memory/src/shared_bytes.rs": "stores and counts references in such memory",
     "crates/memory/src/zeroed_slice.rs": "makes slices of mapped memory",
-    "crates/memory/src/words.rs": "takes zeroed memory for atomics",
     "crates/pmem/src/access.rs": "checks ranges and hands them to the stores",
     "crates/pmem/src/emulated.rs": "takes the state that a crash leaves",
     "crates/pmem/src/map.rs": "reserves address space and maps extents into it",

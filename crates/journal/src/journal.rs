@@ -161,8 +161,8 @@ struct Appender {
 
 /// The lock of the appender: one that waits by spinning for a copy, and otherwise in the kernel.
 ///
-/// Not `parking_lot`'s, which offers the processor to others in between (`sched_yield`). Beside threads that flush the kernel takes
-/// that for the rest of a slice: two writers lost three tenths of their time by it.
+/// Not `parking_lot`'s, which offers the processor to others in between (`sched_yield`): two writers did that 9,600 times in a million puts, and
+/// beside threads that flush the kernel now and then takes it for the rest of a slice, up to 30 ms.
 #[derive(Debug)]
 struct AppenderLock(std::sync::Mutex<Appender>);
 
@@ -173,7 +173,7 @@ impl AppenderLock {
 
     #[inline]
     fn lock(&self) -> std::sync::MutexGuard<'_, Appender> {
-        // Whoever panicked with it has poisoned the store, or was a test.
+        // A panic leaves an unfinished entry at most, behind the end: the next one is stored over it.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -24,13 +24,11 @@ mod mapped_vec;
 mod mapping;
 mod shared_bytes;
 mod units;
-mod words;
 mod zeroed_slice;
 
 pub use arena::ByteArena;
 pub use mapped_vec::MappedVec;
 pub use shared_bytes::{SharedBytes, prefetch, prefetch_lines_at, prefetch_of};
-pub use words::zeroed_words;
 pub use zeroed_slice::{Zeroable, ZeroedSlice};
 
 /// Unit of allocation within a chunk, in bytes: a cache line, so that short strings do not share one.

@@ -1,4 +1,4 @@
-//! Slices that begin as zeros, the long ones in mappings that are used again: for hash tables that come and go.
+//! Slices that begin as zeros, the long ones in mappings that are used again: for hash tables, above all those that come and go.
 //!
 //! A general allocator takes what is longer than its arena's end from the system by changing mappings, which waits for the lock of
 //! the whole address space; beside a thread that faults memory in, that is a wait of a tenth of a millisecond each time. Here an ended slice leaves its
@@ -10,6 +10,7 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
 
@@ -38,8 +39,10 @@ static SPARES: Mutex<Spares> = Mutex::new(Spares {
 /// Bytes that are all zero are a value of the type, it is aligned to no more than a page, and nothing has to be done when a value ends.
 pub unsafe trait Zeroable: Sized {}
 
-// SAFETY: a number.
+// SAFETY: a number, of which zero bytes are zero.
 unsafe impl Zeroable for u64 {}
+// SAFETY: as above.
+unsafe impl Zeroable for AtomicU64 {}
 
 /// A slice on the heap or in a mapping, all zeros when it is made. Ends the process if there is no memory, as `Vec` does.
 pub struct ZeroedSlice<T: Zeroable> {

@@ -13,7 +13,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lightkv_memory::{prefetch_of, zeroed_words};
+use lightkv_memory::{ZeroedSlice, prefetch_of};
 
 /// The hints are such a part of what the cache may have: one for 512 bytes of blocks.
 const CACHE_PART: u64 = 64;
@@ -43,7 +43,7 @@ pub(crate) struct LineHints {
     /// How many there will be.
     count: usize,
     /// Made by the first get that caches a block.
-    hints: OnceLock<Box<[AtomicU64]>>,
+    hints: OnceLock<ZeroedSlice<AtomicU64>>,
 }
 
 impl LineHints {
@@ -58,7 +58,7 @@ impl LineHints {
     /// Makes them, if they are not there; `made` is called with their bytes by who did.
     pub(crate) fn make(&self, made: impl FnOnce(u64)) {
         self.hints.get_or_init(|| {
-            let hints = zeroed_words(self.count);
+            let hints = ZeroedSlice::new(self.count);
             made(size_of_val(&*hints) as u64);
             hints
         });

@@ -23,13 +23,17 @@ struct Left {
     entries: Vec<(JournalPosition, JournalPosition)>,
 }
 
+fn options(truncations: &[Truncation]) -> JournalOptions<'_> {
+    JournalOptions {
+        file_bytes: FILE_BYTES,
+        truncations,
+        ..JournalOptions::new(IDENTITY)
+    }
+}
+
 fn left() -> Left {
     let vfs = MemoryVfs::new();
-    let options = JournalOptions {
-        file_bytes: FILE_BYTES,
-        ..JournalOptions::new(IDENTITY)
-    };
-    let mut recovered = Journal::open(Arc::new(vfs.clone()), &directory(), options).unwrap();
+    let mut recovered = Journal::open(Arc::new(vfs.clone()), &directory(), options(&[])).unwrap();
     recovered
         .replay(|_| Ok::<(), Infallible>(()))
         .expect("a new journal is empty");
@@ -58,14 +62,9 @@ impl Left {
     /// The entries that replay gives, ascending, and how it ends.
     fn replayed(&self, image: &MemoryVfs, threads: Option<usize>) -> (Vec<u64>, Result<()>) {
         let truncations = [self.truncation];
-        let options = JournalOptions {
-            file_bytes: FILE_BYTES,
-            truncations: &truncations,
-            ..JournalOptions::new(IDENTITY)
-        };
         // Recovery completes files from staging.
         let vfs = Arc::new(image.kill_image());
-        let mut recovered = Journal::open(vfs, &directory(), options).unwrap();
+        let mut recovered = Journal::open(vfs, &directory(), options(&truncations)).unwrap();
         let given = Mutex::new(Vec::new());
         let outcome = match threads {
             None => recovered.replay(|entry| {
@@ -188,13 +187,8 @@ fn a_damaged_entry_is_completed_from_staging() {
 fn slow_receivers_change_nothing() {
     let left = left();
     let truncations = [left.truncation];
-    let options = JournalOptions {
-        file_bytes: FILE_BYTES,
-        truncations: &truncations,
-        ..JournalOptions::new(IDENTITY)
-    };
     let vfs = Arc::new(left.image.kill_image());
-    let mut recovered = Journal::open(vfs, &directory(), options).unwrap();
+    let mut recovered = Journal::open(vfs, &directory(), options(&truncations)).unwrap();
     let given = Mutex::new(Vec::new());
     recovered
         .replay_in_parallel(3, |batch| {
@@ -218,13 +212,8 @@ fn an_error_of_a_receiver_ends_all_threads() {
     let left = left();
     let truncations = [left.truncation];
     for fatal in [1, 30, 150, LONG_ENTRY, ENTRIES] {
-        let options = JournalOptions {
-            file_bytes: FILE_BYTES,
-            truncations: &truncations,
-            ..JournalOptions::new(IDENTITY)
-        };
         let vfs = Arc::new(left.image.kill_image());
-        let mut recovered = Journal::open(vfs, &directory(), options).unwrap();
+        let mut recovered = Journal::open(vfs, &directory(), options(&truncations)).unwrap();
         let outcome = recovered.replay_in_parallel(4, |batch| {
             match batch.entries().any(|entry| entry.first_sequence == fatal) {
                 true => Err(fatal),

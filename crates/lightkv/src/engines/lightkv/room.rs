@@ -408,7 +408,7 @@ impl Boundary {
     /// The entries of a leaf on either side.
     fn split_index(&self, whole: &TopLeaf) -> [TopLeaf; 2] {
         let fitting = half_capacity_entries(whole.len(), whole.len());
-        // Halves of the same shape are made in a tenth of the time. The shape of a leaf that was never split may be any.
+        // Halves of the same shape take a third of the instructions. The shape of a leaf that was never split may be any.
         if self.renewed.is_none() && (fitting..=fitting + fitting / 4).contains(&whole.capacity()) {
             return whole.halves(self.slice_limit);
         }

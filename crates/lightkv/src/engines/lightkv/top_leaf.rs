@@ -99,6 +99,16 @@ fn empty_buckets(count: usize) -> Buckets {
     Buckets::new(count)
 }
 
+#[cfg(not(loom))]
+fn memory_bytes(buckets: &Buckets) -> usize {
+    buckets.memory_bytes()
+}
+
+#[cfg(loom)]
+fn memory_bytes(buckets: &Buckets) -> usize {
+    size_of_val(&**buckets)
+}
+
 #[cfg(loom)]
 fn empty_buckets(count: usize) -> Buckets {
     (0..count).map(|_| Bucket::empty()).collect()
@@ -342,11 +352,7 @@ impl TopLeaf {
 
     /// Bytes of memory of the table, all of it.
     pub(crate) fn memory_bytes(&self) -> usize {
-        #[cfg(not(loom))]
-        let buckets_bytes = self.buckets.memory_bytes();
-        #[cfg(loom)]
-        let buckets_bytes = size_of_val(&*self.buckets);
-        size_of::<Self>() + buckets_bytes + size_of_val(&*self.extra_filter)
+        size_of::<Self>() + memory_bytes(&self.buckets) + size_of_val(&*self.extra_filter)
     }
 
     /// Where in the keys the slices of the entries start.
