@@ -467,6 +467,12 @@ mod tests {
         assert_eq!(found(&store, hash, b"first"), None);
         assert_eq!(found(&store, hash, b"second"), Some(b"4".to_vec()));
         assert_eq!(store.keys.len(), 1);
+        // Scans take the place of the hash first, whosever it is.
+        let guard = crossbeam_epoch::pin();
+        let place = store.likely_place(hash, &guard).unwrap();
+        let likely = |key: &[u8]| store.likely_item(place, key, u64::MAX);
+        assert_eq!(likely(b"second").unwrap().value, b"4");
+        assert!(likely(b"fourth").is_none());
     }
 
     #[test]
