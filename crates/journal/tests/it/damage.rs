@@ -7,7 +7,7 @@ use lightkv_vfs::{OpenMode, Vfs};
 
 use crate::store::{
     FILE_BYTES, Manifest, Store, assert_corruption, directory, file_of, payload, read_file, replay,
-    without_staging, write_file,
+    staging_names, without_staging, write_file,
 };
 
 /// Three files of entries, synced often, and the image that a crash leaves.
@@ -144,7 +144,17 @@ fn rot_before_a_truncation_is_corruption_once_somebody_remembers_a_sync() {
     let rotten = |again: &Store| {
         let image = again.vfs.kill_image();
         let path = file_of(&image, place.position.generation());
-        write_file(&image, &path, &[0xee; 8], place.position.offset() + 100);
+        let offset = place.position.offset() + 100;
+        let at = offset as usize..offset as usize + 8;
+        let sound = read_file(&image, &path)[at.clone()].to_vec();
+        write_file(&image, &path, &[0xee; 8], offset);
+        // A staging file that was not used again yet would heal it.
+        for name in staging_names(&image) {
+            let path = directory().join(name);
+            if read_file(&image, &path)[at.clone()] == sound[..] {
+                write_file(&image, &path, &[0xee; 8], offset);
+            }
+        }
         replay(&image, &again.manifest)
     };
     again.append(500).unwrap();
