@@ -21,6 +21,10 @@
 //! between, may take longer than filling one. An appender that finds none waits for the thread or prepares one
 //! itself; that is counted as a late rotation.
 //!
+//! Files are released in bursts, when the flush of an old leaf ends: while they are used fast, as many are kept as such a burst
+//! has ([`JournalOptions::spare_files_max`](crate::JournalOptions::spare_files_max)). A file that is written over has its blocks already, and none of them is given back to the device
+//! and asked for again. When none was prepared for a second, few are kept.
+//!
 //! # What is written to the medium
 //!
 //! All that is appended, in small pieces and soon, because every flush of the engine has to wait for a sync of all
@@ -39,6 +43,7 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use lightkv_vfs::{
     DeviceTurns, Mapping, OpenMode, PIECE_BYTES, Urgency, Vfs, VfsFile, is_out_of_descriptors,
@@ -50,6 +55,11 @@ use crate::journal_layout::FileHeader;
 use crate::mapped::MappedFile;
 use crate::position::JournalPosition;
 use crate::staging::{STAGING_FILES_MAX, StagedFile, StagingFile, WriteOutError, staging_name};
+
+/// So many spare files are kept at rest, and by a journal that is closed.
+const SPARE_FILES_AT_REST: usize = 4;
+/// It is at rest when no file was prepared for so long.
+const REST_AFTER: Duration = Duration::from_secs(1);
 
 /// An open journal file.
 #[derive(Debug)]
@@ -145,6 +155,8 @@ struct PoolState {
     /// In the order of their generations, which is that of their use.
     prepared: VecDeque<PreparedFile>,
     is_preparing: bool,
+    /// When a file was prepared last.
+    prepared_at: Instant,
     /// So many files shall be prepared; 0 when they are, or could not be.
     wanted_files: usize,
     wanted_fill: Fill,
@@ -180,6 +192,7 @@ impl FilePool {
                 surplus,
                 prepared: VecDeque::new(),
                 is_preparing: false,
+                prepared_at: Instant::now(),
                 wanted_files: 0,
                 wanted_fill: Fill::Allocate,
                 to_populate: None,
@@ -475,6 +488,7 @@ impl FilePool {
             }
         });
         state.is_preparing = false;
+        state.prepared_at = Instant::now();
         self.finished.notify_all();
         let outcome = outcome.map(|prepared| state.prepared.push_back(prepared));
         self.note_supply(state);
@@ -577,6 +591,13 @@ impl FilePool {
                 }
             } else if let Some(file) = state.surplus.pop() {
                 parking_lot::MutexGuard::unlocked(&mut state, || self.delete(file));
+            } else if state.spares.len() > SPARE_FILES_AT_REST {
+                let rest_at = state.prepared_at + REST_AFTER;
+                if Instant::now() >= rest_at {
+                    state.give_up_spares(SPARE_FILES_AT_REST);
+                } else {
+                    self.work.wait_until(&mut state, rest_at);
+                }
             } else {
                 self.work.wait(&mut state);
             }
@@ -642,10 +663,22 @@ impl FilePool {
         }
     }
 
+    /// Deletes spare files down to what is kept at rest: their space is needed elsewhere. Returns when they are gone.
+    pub(crate) fn free_spares(&self) {
+        let mut state = self.state.lock();
+        state.give_up_spares(SPARE_FILES_AT_REST);
+        let surplus = std::mem::take(&mut state.surplus);
+        drop(state);
+        for file in surplus {
+            self.delete(file);
+        }
+    }
+
     /// Lets [`FilePool::run`] return, and deletes what it had still to delete.
     pub(crate) fn close(&self) {
         let mut state = self.state.lock();
         state.is_closing = true;
+        state.give_up_spares(SPARE_FILES_AT_REST);
         let surplus = std::mem::take(&mut state.surplus);
         drop(state);
         self.work.notify_all();
@@ -733,6 +766,13 @@ impl PoolState {
             .pop_front_if(|prepared| prepared.generation <= self.newest_used)
         {
             self.spares.push(prepared.into_spare());
+        }
+    }
+
+    /// Leaves only so many spare files.
+    fn give_up_spares(&mut self, kept: usize) {
+        if self.spares.len() > kept {
+            self.surplus.extend(self.spares.drain(kept..));
         }
     }
 

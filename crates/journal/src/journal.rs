@@ -640,6 +640,11 @@ impl Journal {
         older.sum::<u64>() + appender.active.capacity_bytes
     }
 
+    /// Gives back what spare files take beyond a few, when space is short. A few stay: on a full disk they are the next ones.
+    pub fn free_spare_files(&self) {
+        self.pool.free_spares();
+    }
+
     /// Memory of mapped files, in bytes: of all staging files, and of a file that takes entries itself.
     pub fn resident_bytes(&self) -> u64 {
         let active = &self.appender.lock().active;

@@ -26,7 +26,8 @@ pub struct JournalOptions<'a> {
     /// Length of an ordinary file in bytes, rounded up to whole pages, at least 8 KiB. Default 64 MiB.
     /// May change from one open to the next; files of another length are not recycled.
     pub file_bytes: u64,
-    /// How many files without live entries are kept for reuse. Default 4.
+    /// How many files without live entries are kept for reuse, while files are filled. Default 16. When none was begun for a second, and
+    /// by a journal that is closed, no more than 4 are kept.
     pub spare_files_max: usize,
     /// The oldest generation that may hold live entries, from the manifest; 0 if the journal never
     /// had an entry that was released.
@@ -43,7 +44,7 @@ impl JournalOptions<'_> {
         JournalOptions {
             store_identity,
             file_bytes: 64 << 20,
-            spare_files_max: 4,
+            spare_files_max: 16,
             first_live_generation: 0,
             truncations: &[],
             device: None,

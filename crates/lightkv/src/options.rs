@@ -168,7 +168,7 @@ impl Options {
             memory_budget_bytes: 1 << 30,
             compression: Compression::default(),
             create_if_missing: true,
-            background_threads: 1,
+            background_threads: 2,
             compaction_size: 4,
             space_amplification_max: 2.0,
             max_open_files: 512,
@@ -218,7 +218,8 @@ impl Options {
         self
     }
 
-    /// Threads that compact, at low priority, 1 to 64; default 1. Two more flush.
+    /// Threads that compact, at low priority, 1 to 64; default 2. The first does so whenever there is something to merge, the
+    /// others while merges owe more than half of the write buffer. Two more threads flush.
     pub fn background_threads(mut self, threads: usize) -> Self {
         self.background_threads = threads;
         self

@@ -7,8 +7,8 @@ use lightkv_journal::{Journal, JournalError, JournalOptions, PAYLOAD_LEN_MAX_BYT
 use lightkv_vfs::{MemoryVfs, Vfs};
 
 use crate::store::{
-    FILE_BYTES, IDENTITY, Store, directory, file_names, file_of, payload, read_file, replay,
-    without_staging, write_file,
+    FILE_BYTES, IDENTITY, Manifest, Store, directory, file_names, file_of, payload, read_file,
+    replay, without_staging, write_file,
 };
 
 /// The thread deletes in its own time.
@@ -53,6 +53,40 @@ fn spare_files_are_limited() {
     wait_until(|| file_names(&store.vfs).len() <= 4);
     let survivors = replay(&store.vfs.kill_image(), &store.manifest).unwrap();
     store.check_survivors(&survivors, store.next_sequence, "after the release");
+}
+
+#[test]
+fn many_spare_files_are_kept_while_files_are_filled_and_few_at_rest() {
+    let mut store = Store::create_with(Manifest {
+        more_spare_files: 14,
+        ..Manifest::default()
+    });
+    let spares = |store: &Store| file_names(&store.vfs).len() - 1;
+    let fill_and_release = |store: &mut Store| {
+        // Once more if this thread was put aside for so long that it looks like rest.
+        let is_seen = (0..20).any(|_| {
+            for _ in 0..400 {
+                store.append(900).unwrap();
+            }
+            store.release_below(store.next_sequence);
+            // What is too much is deleted soon, and two may be prepared.
+            wait_until(|| spares(store) <= 18);
+            spares(store) >= 14
+        });
+        assert!(is_seen);
+    };
+    fill_and_release(&mut store);
+    wait_until(|| spares(&store) <= 6);
+    fill_and_release(&mut store);
+    store.journal.free_spare_files();
+    assert!(spares(&store) <= 6, "{}", spares(&store));
+    fill_and_release(&mut store);
+    let (vfs, manifest) = (store.vfs.clone(), store.manifest.clone());
+    drop(store);
+    assert!(file_names(&vfs).len() <= 7, "{}", file_names(&vfs).len());
+    let again = Store::open(vfs, manifest);
+    let survivors = replay(&again.vfs.kill_image(), &again.manifest).unwrap();
+    again.check_survivors(&survivors, again.next_sequence, "after the reopening");
 }
 
 #[test]

@@ -28,13 +28,15 @@ pub(crate) struct Manifest {
     pub(crate) truncations: Vec<Truncation>,
     /// Not part of it; handed on with the rest.
     pub(crate) device: Option<Arc<DeviceTurns>>,
+    /// Neither is this: spare files beyond the two that there may be.
+    pub(crate) more_spare_files: usize,
 }
 
 impl Manifest {
     pub(crate) fn options(&self) -> JournalOptions<'_> {
         JournalOptions {
             file_bytes: FILE_BYTES,
-            spare_files_max: 2,
+            spare_files_max: 2 + self.more_spare_files,
             first_live_generation: self.first_live_generation,
             truncations: &self.truncations,
             device: self.device.as_ref(),
@@ -85,11 +87,15 @@ pub(crate) fn replay(vfs: &MemoryVfs, manifest: &Manifest) -> Result<Replayed> {
 impl Store {
     /// A new store.
     pub(crate) fn create() -> Store {
+        Store::create_with(Manifest::default())
+    }
+
+    pub(crate) fn create_with(manifest: Manifest) -> Store {
         let vfs = MemoryVfs::new();
         vfs.create_directory(&directory()).unwrap();
         vfs.sync_directory(Path::new("/")).unwrap();
         vfs.sync_directory(Path::new("/store")).unwrap();
-        Store::open(vfs, Manifest::default())
+        Store::open(vfs, manifest)
     }
 
     /// Opens what is there; what is replayed is taken for history.

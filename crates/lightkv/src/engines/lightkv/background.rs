@@ -116,6 +116,14 @@ enum Role {
     Flusher,
     /// Merges, and nothing that anybody waits for.
     Compactor,
+    /// Merges when more are due than one thread is likely to do in time.
+    Helper,
+}
+
+impl Role {
+    fn merges(self) -> bool {
+        matches!(self, Self::Compactor | Self::Helper)
+    }
 }
 
 impl Job {
@@ -152,7 +160,10 @@ impl Queue {
     }
 
     fn next(&mut self, store: &Store, role: Role) -> Option<Job> {
-        if role == Role::Compactor {
+        if role == Role::Helper && !store.pacing.wants_help() {
+            return None;
+        }
+        if role.merges() {
             if self
                 .compactions_resume
                 .is_some_and(|resume| Instant::now() < resume)
@@ -281,7 +292,8 @@ impl Background {
             let (name, role) = match index {
                 0 => ("lightkv-flush", Role::Keeper),
                 _ if index < FLUSH_THREADS => ("lightkv-flush", Role::Flusher),
-                _ => ("lightkv-compact", Role::Compactor),
+                FLUSH_THREADS => ("lightkv-compact", Role::Compactor),
+                _ => ("lightkv-compact", Role::Helper),
             };
             let thread = std::thread::Builder::new()
                 .name(name.into())
@@ -441,7 +453,7 @@ impl Background {
     }
 
     fn run(&self, store: &Arc<Store>, role: Role) {
-        if role == Role::Compactor
+        if role.merges()
             && let Err(error) = setpriority_process(None, COMPACTION_NICE)
         {
             // Of the calling thread, on Linux. It only makes merges more noticeable.
@@ -547,6 +559,9 @@ impl Background {
             // Removed files keep their space until the last guard that could reach them is gone.
             collect_garbage();
             store.tables.free_discarded();
+            if let Some(journal) = store.journal.get() {
+                journal.free_spare_files();
+            }
         }
         let has_ranges = store.has_ranges();
         let mut queue = self.queue.lock();

@@ -30,6 +30,8 @@ const FLUSH_RATE_INITIAL: u64 = 400 << 20;
 const FLUSH_RATE_MIN: u64 = 8 << 20;
 /// Merges may owe so many times the buffer before writers are slowed, and at the end of the slope.
 const DEBT_MARK_BUFFERS: u64 = 2;
+/// When this part of the first mark is owed, more threads merge.
+const DEBT_HELP_PART: u64 = 4;
 const DEBT_LIMIT_BUFFERS: u64 = 6;
 
 /// The admission of writes.
@@ -88,6 +90,12 @@ impl Pacing {
     /// Whether merges are due. Relaxed, as in [`Pacing::admit`].
     pub(crate) fn is_in_debt(&self) -> bool {
         self.debt_bytes.load(Ordering::Relaxed) as i64 > 0
+    }
+
+    /// Whether so much is due that one thread may not be enough. Relaxed, as in [`Pacing::admit`].
+    pub(crate) fn wants_help(&self) -> bool {
+        let mark_bytes = self.debt_mark_bytes / DEBT_HELP_PART;
+        self.debt_bytes.load(Ordering::Relaxed) as i64 > mark_bytes as i64
     }
 
     /// What is owed, from 0 (just above a mark) to 1.
