@@ -20,6 +20,7 @@
 //! A chunk whose strings are gone, and that was given up ([`ByteArena::give_up`]), goes back to the system.
 
 mod arena;
+mod fault_in;
 mod mapped_vec;
 mod mapping;
 mod shared_bytes;
@@ -27,6 +28,7 @@ mod units;
 mod zeroed_slice;
 
 pub use arena::ByteArena;
+pub use fault_in::fault_in;
 pub use mapped_vec::MappedVec;
 pub use shared_bytes::{SharedBytes, prefetch, prefetch_lines_at, prefetch_of};
 pub use zeroed_slice::{Zeroable, ZeroedSlice};

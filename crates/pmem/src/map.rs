@@ -147,18 +147,12 @@ impl Mapping {
         let _ = unsafe { mm::madvise(place.cast(), len, advice) };
     }
 
-    /// Faults a range in, so that the first stores do not pay for it. A hint.
-    ///
-    /// `step_bytes` at a time: for each step the address space's lock is held, which every thread needs that makes or
-    /// ends a mapping, and so one that allocates memory.
-    pub(crate) fn populate(&self, offset: u64, len_bytes: u64, step_bytes: u64) {
-        for start in (offset..offset + len_bytes).step_by(step_bytes as usize) {
-            let step = step_bytes.min(offset + len_bytes - start);
-            let (place, len) = self.checked_place(start, step);
-            // SAFETY: populating does not change contents. File blocks are allocated already, so no
-            // page can fail for want of space; kernels before 5.14 refuse the advice.
-            let _ = unsafe { mm::madvise(place.cast(), len, Advice::LinuxPopulateWrite) };
-        }
+    /// Faults a mapped range in, so that the first stores do not pay for it.
+    pub(crate) fn populate(&self, offset: u64, len_bytes: u64) {
+        let (place, len) = self.checked_place(offset, len_bytes);
+        // SAFETY: extents are mapped for reading and writing, and stay so as long as the mapping. File blocks are allocated already, so
+        // no page can fail for want of space.
+        unsafe { lightkv_memory::fault_in(place, len) };
     }
 
     /// Writes dirty pages of a mapped file back.
@@ -234,7 +228,7 @@ impl Mapping {
         Ok(())
     }
 
-    pub(crate) fn populate(&self, _: u64, _: u64, _: u64) {}
+    pub(crate) fn populate(&self, _: u64, _: u64) {}
 
     pub(crate) fn advise_pages(&self, _: PageAdvice) {}
 

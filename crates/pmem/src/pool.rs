@@ -140,9 +140,6 @@ impl std::fmt::Debug for Pool {
     }
 }
 
-/// Parts in which small pages are faulted in: each holds the address space's lock for its time.
-const POPULATE_PART_BYTES: u64 = 32 << 10;
-
 impl Pool {
     /// Creates a pool with one extent.
     ///
@@ -579,13 +576,11 @@ impl Pool {
                 is_whole && (self.large_pages).are_wanted(offset, self.size_bytes(), tell);
             let started = thread_time();
             if is_large {
-                self.mapping.populate(offset, len_bytes, LARGE_PAGE_BYTES);
+                self.mapping.populate(offset, len_bytes);
                 let time = thread_time().saturating_sub(started);
                 self.large_pages.took(offset, time, tell);
             } else {
-                // They take long enough for other threads to miss the lock: a few at a time.
-                self.mapping
-                    .populate(offset, len_bytes, POPULATE_PART_BYTES);
+                self.mapping.populate(offset, len_bytes);
                 if is_whole {
                     let time = thread_time().saturating_sub(started);
                     self.large_pages.small_took(time);
@@ -777,7 +772,7 @@ fn map_new_extent(
                 directory.discard_file(&path);
                 return Err(error);
             }
-            mapping.populate(place, bytes, POPULATE_PART_BYTES);
+            mapping.populate(place, bytes);
             path
         }
         Source::Emulated(_) | Source::Volatile => {

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::ptr::{self, NonNull};
 
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::Mapping;
 
@@ -15,10 +15,6 @@ pub(super) struct SharedMapping {
     start: NonNull<u8>,
     len: usize,
 }
-
-/// Pages are faulted in so many at a time. The call holds the address space's lock, which every thread needs that makes
-/// or ends a mapping, and so one that allocates memory: 16 MiB at once held up writers for 10 to 20 ms.
-const FAULT_IN_STEP_BYTES: usize = 32 << 10;
 
 impl SharedMapping {
     /// Maps the first `len` bytes. The caller has checked that the file is that long; a file that is
@@ -53,17 +49,10 @@ impl SharedMapping {
         Ok(mapping)
     }
 
-    /// Faults all pages in for writing. MAP_POPULATE would only fault them in for reading, because
-    /// the mapping is shared. Only saves time: an old kernel that lacks it is no error.
+    /// Faults all pages in for writing. MAP_POPULATE would only fault them in for reading, because the mapping is shared.
     fn fault_in(&self) {
-        for offset in (0..self.len).step_by(FAULT_IN_STEP_BYTES) {
-            let len = FAULT_IN_STEP_BYTES.min(self.len - offset);
-            // SAFETY: The range lies in this mapping, and the advice changes none of its bytes.
-            let _ = unsafe {
-                let start = self.start.as_ptr().add(offset);
-                rustix::mm::madvise(start.cast(), len, Advice::LinuxPopulateWrite)
-            };
-        }
+        // SAFETY: all of the mapping is readable and writable as long as `self` lives.
+        unsafe { lightkv_memory::fault_in(self.start.as_ptr(), self.len) };
     }
 }
 

@@ -1,0 +1,136 @@
+//! Pages that are there before somebody stores to them.
+
+/// Has the kernel provide every page of a range for stores, and changes no byte of it, so that later stores do not wait for that. Needs an
+/// exclusive claim to nothing: other threads may read and store there meanwhile.
+///
+/// Page by page, by a store of the processor that changes nothing, and not by the system call for that (`MADV_POPULATE_WRITE`): the call
+/// holds the lock of the address space, which everybody needs who makes or ends a mapping, and so a writer that allocates memory. In
+/// however small steps it is called, it takes the lock again before who waits was woken, until the kernel hands it over
+/// after 4 ms: that made the first second's longest writes. A page fault takes the lock of its mapping alone (Linux 6.4).
+///
+/// # Safety
+///
+/// All of the range is mapped, readable and writable, and stays so during the call.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+pub unsafe fn fault_in(start: *mut u8, len_bytes: usize) {
+    use crate::mapping::PAGE_BYTES;
+
+    if len_bytes == 0 {
+        return;
+    }
+    let before = start.addr() % PAGE_BYTES;
+    for offset in (0..before + len_bytes).step_by(PAGE_BYTES) {
+        // The first page is touched within the range.
+        let place = start.wrapping_add(offset.saturating_sub(before));
+        // SAFETY: the place lies in the range, to which the caller gave access. The instruction leaves the byte as it is, in one step: what another
+        // thread stores at the same time is not lost, neither before nor after it. It is no access of the language's memory
+        // model, so that it races with none; the compiler has to assume that it may change any byte, which costs nothing here.
+        unsafe {
+            std::arch::asm!("lock or byte ptr [{place}], 0", place = in(reg) place, options(nostack));
+        }
+    }
+}
+
+/// As above, where nobody has written down a store that changes nothing: by the system call, in short steps. A hint: what a kernel refuses is
+/// faulted in by the first store.
+///
+/// # Safety
+///
+/// As above.
+#[cfg(all(not(target_arch = "x86_64"), not(miri)))]
+pub unsafe fn fault_in(start: *mut u8, len_bytes: usize) {
+    use crate::mapping::PAGE_BYTES;
+    use rustix::mm::{Advice, madvise};
+
+    const STEP_BYTES: usize = 8 * PAGE_BYTES;
+    let before = start.addr() % PAGE_BYTES;
+    let (start, len_bytes) = (start.wrapping_sub(before), before + len_bytes);
+    for offset in (0..len_bytes).step_by(STEP_BYTES) {
+        let step_bytes = STEP_BYTES.min(len_bytes - offset);
+        // SAFETY: the pages of a range that the caller knows to be mapped; the advice changes none of their bytes.
+        let _ = unsafe {
+            madvise(
+                start.wrapping_add(offset).cast(),
+                step_bytes,
+                Advice::LinuxPopulateWrite,
+            )
+        };
+    }
+}
+
+/// Miri has no pages.
+///
+/// # Safety
+///
+/// As above.
+#[cfg(miri)]
+pub unsafe fn fault_in(_: *mut u8, _: usize) {}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::mapping::{Mapping, PAGE_BYTES};
+
+    /// Pages of a range that are in memory.
+    fn resident_pages(mapping: &Mapping) -> usize {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let start = mapping.start().as_ptr().addr();
+        let mut is_ours = false;
+        let mut kibibytes = 0;
+        for line in smaps.lines() {
+            let first = line.split_whitespace().next().unwrap();
+            if let Some((from, to)) = first.split_once('-') {
+                let bound = |text| usize::from_str_radix(text, 16).unwrap();
+                is_ours = (bound(from)..bound(to)).contains(&start);
+            } else if is_ours && first == "Rss:" {
+                kibibytes = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+            }
+        }
+        kibibytes * 1024 / PAGE_BYTES
+    }
+
+    #[test]
+    fn every_page_of_the_range_is_there_and_no_byte_changes() {
+        // Not beside another anonymous mapping, with which the kernel would count it as one.
+        let mapping = Mapping::new(1000 * PAGE_BYTES).unwrap();
+        let before = resident_pages(&mapping);
+        let start = mapping.start().as_ptr();
+        // SAFETY: the mapping has so many bytes.
+        unsafe {
+            start.add(17).write(5);
+            fault_in(start.add(3), 400 * PAGE_BYTES);
+            assert_eq!(start.add(17).read(), 5);
+            assert!((0..400 * PAGE_BYTES).all(|at| at == 17 || start.add(at).read() == 0));
+            fault_in(start, 0);
+        }
+        let pages = resident_pages(&mapping) - before;
+        assert!((401..1000).contains(&pages), "{pages}");
+    }
+
+    #[test]
+    fn stores_of_others_are_not_lost() {
+        let mapping = Mapping::new(64 * PAGE_BYTES).unwrap();
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    // SAFETY: the mapping has so many bytes and outlives the threads.
+                    unsafe { fault_in(mapping.start().as_ptr(), 64 * PAGE_BYTES) };
+                }
+            });
+            for round in 0..20_000_u32 {
+                for page in 0..64 {
+                    // SAFETY: as above; no other thread reads or stores there but `fault_in`.
+                    unsafe {
+                        let place = mapping.start().as_ptr().add(page * PAGE_BYTES);
+                        assert_eq!(u32::from(place.read_volatile()), (round % 256));
+                        place.write_volatile((round + 1) as u8);
+                    }
+                }
+            }
+            is_done.store(true, Ordering::Relaxed);
+        });
+    }
+}
