@@ -284,6 +284,7 @@ impl FilePool {
         } else {
             Fill::Allocate
         };
+        self.note_supply(&state);
         drop(state);
         self.work.notify_one();
     }
@@ -313,6 +314,7 @@ impl FilePool {
         loop {
             self.check_poison()?;
             if let Some(staging) = state.stagings.pop() {
+                self.note_supply(&state);
                 return Ok((staging, is_late));
             }
             is_late = !state.staging_numbers.is_empty();
@@ -335,7 +337,9 @@ impl FilePool {
 
     /// Takes one back that was not used.
     pub(crate) fn return_staging(&self, staging: StagingFile) {
-        self.state.lock().stagings.push(staging);
+        let mut state = self.state.lock();
+        state.stagings.push(staging);
+        self.note_supply(&state);
     }
 
     /// Makes another staging file. Called with the lock, works without it. Its name need not be durable: after a power loss
@@ -404,7 +408,7 @@ impl FilePool {
         self.work.notify_one();
     }
 
-    /// Whether the next file is still being prepared, and there is no other.
+    /// Whether the next file or the next staging file is still being made ready, and there is no other.
     #[inline]
     pub(crate) fn is_short(&self) -> bool {
         // Relaxed, here and below: who looks only slows down.
@@ -412,7 +416,9 @@ impl FilePool {
     }
 
     fn note_supply(&self, state: &PoolState) {
-        let is_short = state.is_preparing && state.prepared.is_empty();
+        let is_file_due = state.wanted_files > 0 || state.is_preparing;
+        let is_staging_due = state.stagings.is_empty() && state.write_failure.is_none();
+        let is_short = is_file_due && state.prepared.is_empty() || is_staging_due;
         self.is_short.store(is_short, Ordering::Relaxed);
     }
 
@@ -575,20 +581,16 @@ impl FilePool {
         while !state.is_closing {
             if let Some(mapping) = state.to_populate.take() {
                 parking_lot::MutexGuard::unlocked(&mut state, || mapping.populate());
+            } else if state.wanted_files > 0 && !state.is_preparing && state.prepared.is_empty() {
+                // Before what is outgoing: a fast appender brings more of that than there is time for until it needs the file.
+                self.prepare_wanted(&mut state);
+            } else if state.wanted_files > 0 && state.staging_numbers.len() < STAGING_FILES_MAX {
+                self.complete_staging(&mut state);
             } else if state.write_failure.is_none() && !state.outgoing.is_empty() {
                 // An error is not lost: who needs the staging file or a sync tries, too.
                 self.write_next(&mut state);
             } else if state.wanted_files > 0 && !state.is_preparing {
-                state.retire_outdated();
-                let fill = state.wanted_fill;
-                // An error is not lost: the appender that needs the file tries itself. A failed
-                // sync has poisoned the journal.
-                if state.prepared.len() >= state.wanted_files
-                    || self.prepare_ordinary(&mut state, fill).is_err()
-                {
-                    state.wanted_files = 0;
-                    self.complete_staging(&mut state);
-                }
+                self.prepare_wanted(&mut state);
             } else if let Some(file) = state.surplus.pop() {
                 parking_lot::MutexGuard::unlocked(&mut state, || self.delete(file));
             } else if state.spares.len() > SPARE_FILES_AT_REST {
@@ -604,16 +606,31 @@ impl FilePool {
         }
     }
 
-    /// Makes the staging files that are missing, faulted in. One will do if that fails.
-    fn complete_staging(&self, state: &mut parking_lot::MutexGuard<'_, PoolState>) {
-        while state.staging_numbers.len() < STAGING_FILES_MAX {
-            let Ok(staging) = self.create_staging(state) else {
-                return;
-            };
-            parking_lot::MutexGuard::unlocked(state, || staging.mapping.populate());
-            state.stagings.push(staging);
-            self.finished.notify_all();
+    /// Prepares one of the wanted files. If that fails, none is wanted any more: the appender that needs the file tries itself, so
+    /// the error is not lost, and a failed sync has poisoned the journal.
+    fn prepare_wanted(&self, state: &mut parking_lot::MutexGuard<'_, PoolState>) {
+        state.retire_outdated();
+        let fill = state.wanted_fill;
+        if state.prepared.len() >= state.wanted_files || self.prepare_ordinary(state, fill).is_err()
+        {
+            state.wanted_files = 0;
+            self.note_supply(state);
         }
+    }
+
+    /// Makes a staging file that is missing; it is faulted in next. One will do if that fails, and no file is wanted any more.
+    fn complete_staging(&self, state: &mut parking_lot::MutexGuard<'_, PoolState>) {
+        match self.create_staging(state) {
+            Ok(staging) => {
+                state
+                    .to_populate
+                    .get_or_insert_with(|| Arc::clone(&staging.mapping));
+                state.stagings.push(staging);
+                self.finished.notify_all();
+            }
+            Err(_) => state.wanted_files = 0,
+        }
+        self.note_supply(state);
     }
 
     /// Writes the oldest outgoing range, or notes why not. Called with the lock, works without it.
@@ -632,6 +649,7 @@ impl FilePool {
                 state.outgoing.push_front(range);
             }
         }
+        self.note_supply(state);
         self.finished.notify_all();
     }
 
