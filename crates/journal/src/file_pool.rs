@@ -176,6 +176,18 @@ struct PoolState {
     newest_used: u64,
 }
 
+/// What the thread does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Task {
+    Populate,
+    Prepare,
+    MakeStaging,
+    WriteOut,
+    Delete,
+    GiveUpSpares { rest_at: Instant },
+    Nothing,
+}
+
 impl FilePool {
     pub(crate) fn new(
         settings: PoolSettings,
@@ -575,33 +587,33 @@ impl FilePool {
         })
     }
 
-    /// The thread: writes out, prepares and deletes until [`FilePool::close`].
+    /// The thread: does what is due until [`FilePool::close`].
     pub(crate) fn run(&self) {
         let mut state = self.state.lock();
         while !state.is_closing {
-            if let Some(mapping) = state.to_populate.take() {
-                parking_lot::MutexGuard::unlocked(&mut state, || mapping.populate());
-            } else if state.wanted_files > 0 && !state.is_preparing && state.prepared.is_empty() {
-                // Before what is outgoing: a fast appender brings more of that than there is time for until it needs the file.
-                self.prepare_wanted(&mut state);
-            } else if state.wanted_files > 0 && state.staging_numbers.len() < STAGING_FILES_MAX {
-                self.complete_staging(&mut state);
-            } else if state.write_failure.is_none() && !state.outgoing.is_empty() {
-                // An error is not lost: who needs the staging file or a sync tries, too.
-                self.write_next(&mut state);
-            } else if state.wanted_files > 0 && !state.is_preparing {
-                self.prepare_wanted(&mut state);
-            } else if let Some(file) = state.surplus.pop() {
-                parking_lot::MutexGuard::unlocked(&mut state, || self.delete(file));
-            } else if state.spares.len() > SPARE_FILES_AT_REST {
-                let rest_at = state.prepared_at + REST_AFTER;
-                if Instant::now() >= rest_at {
-                    state.give_up_spares(SPARE_FILES_AT_REST);
-                } else {
-                    self.work.wait_until(&mut state, rest_at);
+            match state.next_task() {
+                Task::Populate => {
+                    if let Some(mapping) = state.to_populate.take() {
+                        parking_lot::MutexGuard::unlocked(&mut state, || mapping.populate());
+                    }
                 }
-            } else {
-                self.work.wait(&mut state);
+                Task::Prepare => self.prepare_wanted(&mut state),
+                Task::MakeStaging => self.complete_staging(&mut state),
+                // An error is not lost: who needs the staging file or a sync tries, too.
+                Task::WriteOut => self.write_next(&mut state),
+                Task::Delete => {
+                    if let Some(file) = state.surplus.pop() {
+                        parking_lot::MutexGuard::unlocked(&mut state, || self.delete(file));
+                    }
+                }
+                Task::GiveUpSpares { rest_at } => {
+                    if Instant::now() >= rest_at {
+                        state.give_up_spares(SPARE_FILES_AT_REST);
+                    } else {
+                        self.work.wait_until(&mut state, rest_at);
+                    }
+                }
+                Task::Nothing => self.work.wait(&mut state),
             }
         }
     }
@@ -777,6 +789,31 @@ impl PreparedFile {
 }
 
 impl PoolState {
+    /// The most urgent task. What an appender will wait for comes before what is outgoing: a fast one brings more of that than there is time
+    /// for until its file is full, and would have to make the next one itself.
+    fn next_task(&self) -> Task {
+        let wants_files = self.wanted_files > 0;
+        let may_prepare = wants_files && !self.is_preparing;
+        if self.to_populate.is_some() {
+            Task::Populate
+        } else if may_prepare && self.prepared.is_empty() {
+            Task::Prepare
+        } else if wants_files && self.staging_numbers.len() < STAGING_FILES_MAX {
+            Task::MakeStaging
+        } else if self.write_failure.is_none() && !self.outgoing.is_empty() {
+            Task::WriteOut
+        } else if may_prepare {
+            Task::Prepare
+        } else if !self.surplus.is_empty() {
+            Task::Delete
+        } else if self.spares.len() > SPARE_FILES_AT_REST {
+            let rest_at = self.prepared_at + REST_AFTER;
+            Task::GiveUpSpares { rest_at }
+        } else {
+            Task::Nothing
+        }
+    }
+
     /// Prepared files that are older than one that was used go back to the spare ones.
     fn retire_outdated(&mut self) {
         while let Some(prepared) = self
@@ -849,6 +886,8 @@ pub(crate) fn map(file: &Arc<dyn VfsFile>, len_bytes: u64) -> Result<Arc<dyn Map
 
 #[cfg(test)]
 mod tests {
+    use lightkv_vfs::MemoryVfs;
+
     use super::*;
 
     #[test]
@@ -866,5 +905,58 @@ mod tests {
         ] {
             assert_eq!(file_number(name), None, "{name}");
         }
+    }
+
+    /// A pool whose thread never runs, with a range to write out.
+    fn pool() -> FilePool {
+        let vfs = Arc::new(MemoryVfs::new());
+        let file = vfs.open(Path::new("/file"), OpenMode::CreateNew).unwrap();
+        let settings = PoolSettings {
+            vfs,
+            directory: PathBuf::from("/"),
+            store_identity: 1,
+            file_bytes: 8192,
+            spare_files_max: 2,
+            device: None,
+        };
+        let pool = FilePool::new(settings, Vec::new(), Vec::new(), Vec::new(), 1, 1);
+        pool.want_written(OutgoingRange {
+            file,
+            start_offset: 0,
+            end_offset: 0,
+            staged: None,
+            ends_staging: None,
+        });
+        pool
+    }
+
+    #[test]
+    fn what_an_appender_will_wait_for_is_made_before_what_is_outgoing_is_written() {
+        let pool = pool();
+        assert_eq!(pool.state.lock().next_task(), Task::WriteOut);
+        pool.want_prepared(2, false);
+        assert!(pool.is_short());
+        let mut state = pool.state.lock();
+        let mut tasks = Vec::new();
+        while state.next_task() != Task::Nothing {
+            let task = state.next_task();
+            tasks.push(task);
+            match task {
+                Task::Prepare => pool.prepare_wanted(&mut state),
+                Task::MakeStaging => pool.complete_staging(&mut state),
+                Task::Populate => state.to_populate = None,
+                _ => pool.write_next(&mut state),
+            }
+            let is_ready = !state.prepared.is_empty() && !state.stagings.is_empty();
+            assert_eq!(pool.is_short(), !is_ready, "{tasks:?}");
+        }
+        let stagings = [Task::MakeStaging, Task::Populate].repeat(STAGING_FILES_MAX);
+        let expected = [
+            vec![Task::Prepare],
+            stagings,
+            // The second is only wanted, and then it is known that there are two.
+            vec![Task::WriteOut, Task::Prepare, Task::Prepare],
+        ];
+        assert_eq!(tasks, expected.concat());
     }
 }
