@@ -183,6 +183,19 @@ mod tests {
     }
 
     #[test]
+    fn more_threads_merge_while_more_than_half_a_buffer_is_due() {
+        let pacing = Pacing::new(800, 1000);
+        assert!(!pacing.wants_help());
+        pacing.debt_changed(0, 500);
+        assert!(!pacing.wants_help());
+        pacing.debt_changed(500, 501);
+        assert!(pacing.wants_help() && pacing.is_in_debt());
+        // Changes may arrive in another order than they happened.
+        pacing.debt_changed(502, 0);
+        assert!(!pacing.wants_help() && !pacing.is_in_debt());
+    }
+
+    #[test]
     fn delay_grows_with_the_pressure_and_is_none_below_the_marks() {
         let (pacing, counters) = (Pacing::new(800, 1000), EngineCounters::default());
         pacing.admit(1 << 30, 800, unhurried(), &counters).unwrap();
