@@ -219,7 +219,7 @@ impl Options {
     }
 
     /// Threads that compact, at low priority, 1 to 64; default 2. The first does so whenever there is something to merge, the
-    /// others while merges owe more than half of the write buffer. Two more threads flush.
+    /// others while merges owe more than half of the write buffer. With a budget below 64 MiB it is one. Two more threads flush.
     pub fn background_threads(mut self, threads: usize) -> Self {
         self.background_threads = threads;
         self

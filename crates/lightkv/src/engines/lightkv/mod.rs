@@ -123,7 +123,7 @@ pub(crate) fn open(directory: &Path, options: Options) -> Result<Arc<dyn Engine>
         store,
         closing: Mutex::new(()),
     };
-    let compactors = options.background_threads;
+    let compactors = engine.store.sizes.merges_max(options.background_threads);
     if options.tuning.inline_background {
         engine.store.background.start_inline(&engine.store);
     } else {

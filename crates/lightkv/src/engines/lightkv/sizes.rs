@@ -65,10 +65,21 @@ const WORK_BYTES_MIN: u64 = 1 << 20;
 /// A merge that reads less at once waits for the device most of the time.
 const MERGE_READ_BYTES_MIN: u64 = 512 << 10;
 
+/// From this budget on there is memory for several merges at once: in a smaller one a second would take a tenth of it.
+const SEVERAL_MERGES_BUDGET_BYTES_MIN: u64 = 64 << 20;
+
 /// Address space is reserved for the whole buffer; a budget without bounds must not ask for all of it.
 const BUFFER_BYTES_MAX: u64 = 1 << 40;
 
 impl Sizes {
+    /// Threads that may merge, of so many that were asked for.
+    pub(crate) fn merges_max(&self, threads: usize) -> usize {
+        match self.budget_bytes < SEVERAL_MERGES_BUDGET_BYTES_MIN {
+            true => threads.min(1),
+            false => threads,
+        }
+    }
+
     /// With a journal, 40 % of the budget buffer records, at most 20 % are resident journal; the
     /// cache has what these, the indexes and the work of flushes and compactions leave (`memory.rs`). A pool costs no
     /// memory of the budget where it is persistent memory, but it may be tmpfs, so it is counted too.
