@@ -1,8 +1,8 @@
 //! Slowing writers in proportion to what background work owes, so that none ever has to stop.
 //!
 //! Two things are owed: space in the buffer, which flushes free, and merges, whose inputs lie about as
-//! tables. The *pressure* is the worse of the two, 0 at a mark and 1 at a limit; from 0 to 1 writers are
-//! held to a rate that falls from twice the measured flush rate to a quarter of it. Delays are collected
+//! tables. The *pressure* is the worse of the two, 0 at a mark and 1 at a limit; from 0.1 to 1 writers are
+//! held to a rate that falls from about twice the measured flush rate to a quarter of it, and below the delay begins with nothing. Delays are collected
 //! and slept in pieces, because the shortest sleep of an operating system is worth dozens of writes; a
 //! piece is short, so that no write pays for many.
 
@@ -30,6 +30,8 @@ const FLUSH_RATE_INITIAL: u64 = 400 << 20;
 const FLUSH_RATE_MIN: u64 = 8 << 20;
 /// Merges may owe so many times the buffer before writers are slowed, and at the end of the slope.
 const DEBT_MARK_BUFFERS: u64 = 2;
+/// From this pressure on the delay is that of the rates above; below, a part of it.
+const FULL_DELAY_PRESSURE: f64 = 0.1;
 /// When this part of the first mark is owed, more threads merge.
 const DEBT_HELP_PART: u64 = 4;
 const DEBT_LIMIT_BUFFERS: u64 = 6;
@@ -148,7 +150,9 @@ impl Pacing {
     fn delay_ns(&self, bytes: u64, pressure: f64) -> u64 {
         let flush_rate = self.flush_rate.load(Ordering::Relaxed) as f64;
         let rate = flush_rate * (2.0 - 1.75 * pressure);
-        (bytes as f64 * 1e9 / rate) as u64
+        // From nothing on: where the delay begins with a step, writers swing around the mark.
+        let share = (pressure / FULL_DELAY_PRESSURE).min(1.0);
+        (share * bytes as f64 * 1e9 / rate) as u64
     }
 
     /// Notes that a flush freed `bytes` in `time`.
@@ -210,6 +214,12 @@ mod tests {
             );
             assert!(delays[4] > 7 * delays[0]);
         }
+        // No step at the mark.
+        let delays = [0.001, 0.01, 0.1].map(|pressure| pacing.delay_ns(1 << 20, pressure));
+        assert!(
+            delays[1] > 9 * delays[0] && delays[2] > 9 * delays[1],
+            "{delays:?}"
+        );
         assert_eq!(pacing.pressure(1000, 3000), 1.0);
         pacing
             .admit(10 << 20, 1000, unhurried(), &counters)

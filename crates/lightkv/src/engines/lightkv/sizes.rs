@@ -106,8 +106,8 @@ impl Sizes {
             .unwrap_or_else(|| (buffer_bytes / 16).clamp(256 << 10, 64 << 20));
         Self {
             buffer_bytes,
-            flush_mark_bytes: buffer_bytes / 100 * 80,
-            pacing_mark_bytes: buffer_bytes / 100 * 88,
+            flush_mark_bytes: buffer_bytes / 100 * 70,
+            pacing_mark_bytes: buffer_bytes / 100 * 80,
             chunk_bytes,
             split_bytes,
             freeze_bytes: segment_bytes,
