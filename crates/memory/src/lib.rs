@@ -1,5 +1,5 @@
 //! Memory that is known to the byte and given back: for what is cached ([`ByteArena`]), and for large buffers that are
-//! used for a moment ([`MappedVec`]) or come and go ([`ZeroedSlice`]).
+//! used for a moment ([`MappedVec`]) or come and go ([`ZeroedSlice`]). And pages that are there before they are stored to ([`fault_in`]).
 //!
 //! A general allocator is the wrong place for byte strings that live long and die in any order. It keeps an arena for each thread; a thread that fills a
 //! cache puts its entries into its own arena, and evicts those of others into theirs, where they leave holes

@@ -75,7 +75,7 @@ impl Sizes {
     /// Threads that may merge, of so many that were asked for.
     pub(crate) fn merges_max(&self, threads: usize) -> usize {
         match self.budget_bytes < SEVERAL_MERGES_BUDGET_BYTES_MIN {
-            true => threads.min(1),
+            true => 1,
             false => threads,
         }
     }
