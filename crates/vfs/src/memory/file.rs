@@ -231,8 +231,11 @@ impl FileContent {
                 continue; // Written again since: dirty, not clean.
             }
             let mut medium = vec![0; range.len()];
-            let known_len = self.synced.len().saturating_sub(start).min(range.len());
-            medium[..known_len].copy_from_slice(&self.synced[start..start + known_len]);
+            // A file that grew has nothing there that was ever synced.
+            if let Some(synced) = self.synced.get(start..) {
+                let known_len = synced.len().min(range.len());
+                medium[..known_len].copy_from_slice(&synced[..known_len]);
+            }
             match &mut self.bytes {
                 Bytes::Heap(bytes) => Arc::make_mut(bytes)[range].copy_from_slice(&medium),
                 Bytes::Mapped(region) => region.write(start, &medium),
@@ -307,6 +310,12 @@ impl FileContent {
             }
         }
         self.len = len;
+        // What a failed sync dropped is gone with the end of the file, not a part of what grows there later.
+        self.abandoned.split_off(&len);
+        if let Some(mut last) = self.abandoned.last_entry() {
+            let kept_len = len - last.key();
+            last.get_mut().truncate(kept_len);
+        }
         // The bytes between both lengths changed from or to "not there".
         self.mark_dirty(old_len.min(len)..old_len.max(len));
         Ok(())

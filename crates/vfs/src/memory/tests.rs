@@ -335,6 +335,41 @@ fn a_failed_sync_drops_the_data_for_good() {
 }
 
 #[test]
+fn what_a_failed_sync_dropped_of_a_new_file_reads_as_zeros() {
+    let vfs = MemoryVfs::new();
+    let file = create_durable(&vfs, "file", &[]);
+    file.write_all_at(&[2; 2048], 0).unwrap();
+    vfs.inject(fault(Operation::SyncData, FaultKind::NoSpace));
+    assert!(file.sync_data().is_err());
+    file.drop_from_cache(0, 2048).unwrap();
+    assert_eq!(read(&vfs, "file").unwrap(), [0; 2048]);
+}
+
+#[test]
+fn what_a_failed_sync_dropped_ends_with_the_file() {
+    for (len_bytes, kept) in [(0, vec![]), (512, vec![1; 512]), (700, vec![1; 700])] {
+        let vfs = MemoryVfs::new();
+        let file = create_durable(&vfs, "file", &[1; 2048]);
+        file.write_all_at(&[2; 2048], 0).unwrap();
+        vfs.inject(fault(Operation::SyncData, FaultKind::Io));
+        assert!(file.sync_data().is_err());
+        file.set_len(len_bytes).unwrap();
+        let shorter = vfs.kill_image();
+        let shorter_file = shorter.open(&path("file"), OpenMode::ReadWrite).unwrap();
+        shorter_file.drop_from_cache(0, 2048).unwrap();
+        assert_eq!(read(&shorter, "file").unwrap(), kept);
+        // What grows there is new.
+        file.set_len(2048).unwrap();
+        file.drop_from_cache(0, 2048).unwrap();
+        let mut grown = kept;
+        grown.resize(2048, 0);
+        assert_eq!(read(&vfs, "file").unwrap(), grown);
+        file.sync_data().unwrap();
+        assert_eq!(read(&vfs.crash_image(0), "file").unwrap(), grown);
+    }
+}
+
+#[test]
 fn faults_follow_their_plan() {
     let vfs = MemoryVfs::new();
     let file = create(&vfs, "file");
