@@ -49,6 +49,12 @@ fn add(counter: &AtomicU64, count: u64) {
     counter.fetch_add(count, Ordering::Relaxed);
 }
 
+impl OperationTotals {
+    pub(crate) fn gets(&self) -> u64 {
+        self.gets_hit + self.gets_miss
+    }
+}
+
 impl EngineCounters {
     #[inline]
     fn stripe(&self) -> &Stripe {

@@ -2,9 +2,12 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use lightkv::{Db, Options, WriteBatch};
+use lightkv::{Db, Levels, Options, WriteBatch};
+use lightkv_vfs::MemoryVfs;
 
 /// Tells the program that it is a child, and what to do.
 const TASK_VARIABLE: &str = "LIGHTKV_MEMORY_TASK";
@@ -68,6 +71,23 @@ fn status_bytes(name: &str) -> u64 {
     kibibytes.parse::<u64>().unwrap() * 1024
 }
 
+/// The account when nothing is flushed or merged and the shares were looked at once more: what a merge holds may have come since the last look.
+fn levels_at_rest(db: &Db) -> Levels {
+    let start = Instant::now();
+    let mut quiet_since = start;
+    loop {
+        let levels = db.stats().levels;
+        if levels.pending_jobs > 0 {
+            quiet_since = Instant::now();
+        }
+        if quiet_since.elapsed() > Duration::from_millis(500) {
+            return levels;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "{levels:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Not a test: what the child does.
 #[test]
 fn child() {
@@ -89,7 +109,7 @@ fn child() {
     let db = options.open(directory.join("store")).unwrap();
     use_store(&db, records.parse().unwrap(), value_len.parse().unwrap());
     let own_bytes = status_bytes("VmHWM:") - before_bytes;
-    let levels = db.stats().levels;
+    let levels = levels_at_rest(&db);
     println!("{own_bytes} bytes of {budget}, {levels:?}");
     db.close().unwrap();
     let limit_bytes = (budget as f64 * OVER_MAX) as u64 + OVER_BYTES;
@@ -142,4 +162,92 @@ fn the_budget_holds_with_short_values() {
 #[test]
 fn the_smallest_budget_holds() {
     assert_kept(16 << 20, 40_000, 1024, "journal");
+}
+
+const SHARED_BUDGET_BYTES: u64 = 96 << 20;
+/// What the buffer has of it whatever else needs memory, and a sixteenth that it may hold for a moment.
+const GUARANTEED_BYTES: u64 = SHARED_BUDGET_BYTES / 10 * 4;
+const GUARANTEED_BYTES_MAX: u64 = GUARANTEED_BYTES + GUARANTEED_BYTES / 16;
+
+fn shared_options() -> Options {
+    Options::new().memory_budget(SHARED_BUDGET_BYTES)
+}
+
+fn shared_key(number: u64) -> [u8; 8] {
+    number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()
+}
+
+/// Does `work` until the buffer's share of memory is as wanted.
+#[track_caller]
+fn until_buffer(db: &Db, is_wanted: impl Fn(u64) -> bool, mut work: impl FnMut(u64)) {
+    let start = Instant::now();
+    for number in 0.. {
+        work(number);
+        if number.is_multiple_of(1000) && is_wanted(db.stats().levels.buffer_reserved_bytes) {
+            return;
+        }
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "{:?}",
+            db.stats().levels
+        );
+    }
+}
+
+#[test]
+fn the_buffer_has_what_the_cache_does_not_use() {
+    const RECORDS: u64 = 200_000;
+    let directory = tempfile::tempdir().unwrap();
+    let db = shared_options().open(directory.path()).unwrap();
+    let put = |number: u64| db.put(shared_key(number % RECORDS), [1; 1024]).unwrap();
+    let reserved_bytes = || db.stats().levels.buffer_reserved_bytes;
+    assert!(reserved_bytes() > GUARANTEED_BYTES * 3 / 2);
+    (0..RECORDS).for_each(put);
+    assert!(reserved_bytes() > GUARANTEED_BYTES * 3 / 2);
+    // Whoever reads gets a cache: nobody waits for that, and reads go on meanwhile.
+    let get = |number: u64| assert!(db.get(shared_key(number % RECORDS)).unwrap().is_some());
+    until_buffer(&db, |bytes| bytes <= GUARANTEED_BYTES_MAX, get);
+    let levels = levels_at_rest(&db);
+    assert!(levels.buffer_bytes < GUARANTEED_BYTES, "{levels:?}");
+    assert!(
+        levels.cache_capacity_bytes > SHARED_BUDGET_BYTES / 4,
+        "{levels:?}"
+    );
+    // A few reads beside many writes do not keep it.
+    until_buffer(
+        &db,
+        |bytes| bytes > GUARANTEED_BYTES * 3 / 2,
+        |number| {
+            put(number);
+            if number.is_multiple_of(1000) {
+                get(number);
+            }
+        },
+    );
+    let levels = levels_at_rest(&db);
+    assert!(levels.memory_bytes <= SHARED_BUDGET_BYTES, "{levels:?}");
+    db.close().unwrap();
+}
+
+#[test]
+fn what_a_large_buffer_held_is_read_back_without_a_flush() {
+    // Less than is flushed at, and more than the guaranteed part may hold.
+    const RECORDS: u64 = 44_000;
+    let vfs = MemoryVfs::new();
+    let db = shared_options()
+        .vfs(Arc::new(vfs.clone()))
+        .open("store")
+        .unwrap();
+    for number in 0..RECORDS {
+        db.put(shared_key(number), [1; 1000]).unwrap();
+    }
+    assert_eq!(db.stats().counters.flushes, 0);
+    let reopened = shared_options()
+        .vfs(Arc::new(vfs.kill_image()))
+        .open("store")
+        .unwrap();
+    let stats = reopened.stats();
+    assert_eq!((stats.counters.flushes, stats.levels.tables), (0, 0));
+    assert!(stats.levels.buffer_bytes > GUARANTEED_BYTES);
+    assert_eq!(reopened.scan(..).count() as u64, RECORDS);
 }

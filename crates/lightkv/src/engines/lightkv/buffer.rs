@@ -16,6 +16,7 @@ use super::record_layout::{
     ALIGNMENT, BATCH_EXTENSION_LEN, Extent, HEADER_LEN, Place, Record, RecordFields, encode_header,
     record_len,
 };
+use super::sizes::Sizes;
 use crate::{Error, Result};
 
 /// From this much use on the pool grows ahead of its users.
@@ -40,7 +41,10 @@ pub(crate) struct WriteBuffer {
     /// Whether records survive in the pool and so carry checksums.
     persistent: bool,
     chunk_bytes: u64,
-    limit_bytes: u64,
+    /// Changes with what else needs memory: see `memory.rs`.
+    limit_bytes: AtomicU64,
+    /// Follows the limit.
+    flush_mark_bytes: AtomicU64,
     used_bytes: AtomicU64,
     /// When this much is used, the pool should grow ahead of its users again.
     ahead_mark_bytes: AtomicU64,
@@ -81,7 +85,8 @@ impl WriteBuffer {
             pool_identity,
             persistent,
             chunk_bytes,
-            limit_bytes,
+            limit_bytes: AtomicU64::new(limit_bytes),
+            flush_mark_bytes: AtomicU64::new(Sizes::flush_mark_bytes(limit_bytes)),
             used_bytes: AtomicU64::new(0),
             ahead_mark_bytes: AtomicU64::new(AHEAD_FROM_BYTES),
             retired: RwLock::new(false),
@@ -93,18 +98,43 @@ impl WriteBuffer {
     }
 
     pub(crate) fn limit_bytes(&self) -> u64 {
-        self.limit_bytes
+        // Relaxed, here and for the mark: a writer that sees the old one for a moment is as right as if it had come earlier.
+        self.limit_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Above this use the largest partition is flushed.
+    #[inline]
+    pub(crate) fn flush_mark_bytes(&self) -> u64 {
+        self.flush_mark_bytes.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn is_over_flush_mark(&self) -> bool {
+        self.used_bytes() > self.flush_mark_bytes()
+    }
+
+    /// Changes the limit. What is used beyond a lower one is flushed, and its memory given back, in time.
+    pub(crate) fn set_limit_bytes(&self, limit_bytes: u64) {
+        let old_bytes = self.limit_bytes.swap(limit_bytes, Ordering::Relaxed);
+        let mark_bytes = Sizes::flush_mark_bytes(limit_bytes);
+        self.flush_mark_bytes.store(mark_bytes, Ordering::Relaxed);
+        if limit_bytes > old_bytes {
+            // There was nothing left to grow for.
+            self.ahead_mark_bytes
+                .fetch_min(self.used_bytes(), Ordering::Relaxed);
+        }
     }
 
     /// Memory that it may take, in bytes: its limit whether reached or not, or what it has of more. Free space lies
     /// between runs that are longer than a chunk, so that these touch memory beyond.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.limit_bytes.max(self.pool.resident_bytes())
+        self.limit_bytes().max(self.pool.resident_bytes())
     }
 
     /// Gives memory of free chunks back to the system if it has noticeably more than its limit.
     pub(crate) fn release_surplus(&self) {
-        if self.pool.resident_bytes() > self.limit_bytes + self.limit_bytes / SURPLUS_PART {
+        let limit_bytes = self.limit_bytes();
+        if self.pool.resident_bytes() > limit_bytes + limit_bytes / SURPLUS_PART {
             self.pool.release_unused();
         }
     }
@@ -118,14 +148,14 @@ impl WriteBuffer {
     /// Makes the pool larger before its users need it: creating an extent, and the first touch of its
     /// memory, take milliseconds. Only what a fast writer fills meanwhile, so that small stores stay small.
     pub(crate) fn grow_ahead(&self) -> Result<()> {
-        let used = self.used_bytes();
-        if used >= self.limit_bytes {
+        let (used, limit_bytes) = (self.used_bytes(), self.limit_bytes());
+        if used >= limit_bytes {
             self.ahead_mark_bytes.store(u64::MAX, Ordering::Relaxed);
             return Ok(());
         }
         let ahead = used
             .clamp(AHEAD_BYTES_MIN, AHEAD_BYTES_MAX)
-            .min(self.limit_bytes - used);
+            .min(limit_bytes - used);
         // Before the work, which takes a while: writers shall not ask again meanwhile.
         self.ahead_mark_bytes
             .store(used + ahead / 2, Ordering::Relaxed);
@@ -137,7 +167,7 @@ impl WriteBuffer {
     /// Has memory ready for so many bytes of records, as far as the buffer may take them. Threads that call it
     /// at the same time share the work.
     pub(crate) fn prepare(&self, bytes: u64) -> Result<()> {
-        let left = self.limit_bytes.saturating_sub(self.used_bytes());
+        let left = self.limit_bytes().saturating_sub(self.used_bytes());
         self.pool
             .reserve(Arena::Segments, bytes.min(left) / self.chunk_bytes)?;
         Ok(())
@@ -161,7 +191,7 @@ impl WriteBuffer {
         let bytes = units * self.chunk_bytes;
         // Reserve first, so that concurrent writers cannot pass the limit together.
         let used = self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
-        if used + bytes > self.limit_bytes {
+        if used + bytes > self.limit_bytes() {
             self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return Ok(None);
         }

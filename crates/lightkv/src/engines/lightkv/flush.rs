@@ -55,7 +55,7 @@ impl Store {
     /// Whether the buffer or the journal holds more than it should, what is already on its way to tables
     /// left out: freezing more for it would only make small tables.
     pub(crate) fn is_over_mark(&self) -> bool {
-        self.unfrozen_bytes() > self.sizes.flush_mark_bytes || self.is_journal_over_limit()
+        self.unfrozen_bytes() > self.buffer.flush_mark_bytes() || self.is_journal_over_limit()
     }
 
     fn unfrozen_bytes(&self) -> u64 {
@@ -68,7 +68,11 @@ impl Store {
     fn is_journal_over_limit(&self) -> bool {
         self.journal
             .get()
-            .is_some_and(|journal| journal.live_bytes() > self.sizes.journal_limit_bytes)
+            .is_some_and(|journal| journal.live_bytes() > self.journal_limit_bytes())
+    }
+
+    fn journal_limit_bytes(&self) -> u64 {
+        self.sizes.journal_limit_bytes(self.buffer.limit_bytes())
     }
 
     /// Freezes the partition that frees most: one with a journal record that is older than the journal's
@@ -76,7 +80,7 @@ impl Store {
     /// on its way. False if there was none to freeze.
     pub(crate) fn freeze_for_space(&self, is_urgent: bool) -> Result<bool> {
         let guard = crossbeam_epoch::pin();
-        let is_frozen_enough = self.unfrozen_bytes() <= self.sizes.flush_mark_bytes
+        let is_frozen_enough = self.unfrozen_bytes() <= self.buffer.flush_mark_bytes()
             && !(is_urgent && self.frozen_bytes.load(Ordering::Relaxed) == 0);
         let chosen = self.oldest_in_journal(&guard).or_else(|| {
             self.unfrozen_partitions(&guard)
@@ -127,8 +131,7 @@ impl Store {
             .filter(|&(start, _)| {
                 // Space returns by whole files.
                 start != u64::MAX
-                    && age_bytes(start) + self.sizes.journal_file_bytes
-                        > self.sizes.journal_limit_bytes
+                    && age_bytes(start) + self.sizes.journal_file_bytes > self.journal_limit_bytes()
             })
             .min_by_key(|&(start, _)| start)
             .map(|(_, partition)| partition)

@@ -1,9 +1,14 @@
-//! The one memory budget: what holds memory now, and what that leaves to the cache.
+//! The one memory budget: what holds memory now, and how write buffer and cache share what that leaves.
 //!
 //! The write buffer and the journal have limits of their own, which are set aside whether they are reached or
 //! not: a buffer fills faster than a cache can be emptied. The indexes grow with the data, slowly. What merges and
 //! scans hold comes and goes, and is counted while it is there. The cache has what all these leave, and gives
 //! it back when they grow: its memory is its own (`lightkv_memory`), so that what it gives back is free.
+//!
+//! A larger buffer is flushed and merged less often, and a cache that nobody reads from is of no use. So the buffer's limit
+//! is raised, up to a bound, to what the cache has not filled, and falls to its guaranteed part as the cache fills. Where
+//! next to nothing is read while much is written, the cache is emptied, too. The limit falls in small steps: beyond it writers are slowed,
+//! and what it held has to be flushed first. With a pool, or a buffer of a fixed size, it stays as it is.
 //!
 //! The holders, what bounds each, and how it was measured: `docs/internals/memory.md`.
 
@@ -12,6 +17,7 @@ use std::time::Instant;
 
 use lightkv_journal::Journal;
 
+use super::sizes::Sizes;
 use super::store::Store;
 
 /// The shares are looked at no more often than this.
@@ -27,6 +33,14 @@ const MERGE_SET_ASIDE_BYTES_MAX: u64 = 1 << 20;
 /// What a table or a partition costs beside its index: its description, here and in the manifest's state, and its
 /// place in lists.
 const DESCRIPTION_BYTES: u64 = 1 << 10;
+/// What the cache must be able to grow by, as a part of the budget, before it waits for the buffer.
+const CACHE_HEADROOM_PART: u64 = 16;
+/// Steps in which the buffer's limit falls from its highest to its lowest, and an unused cache is emptied.
+const SHARE_STEPS: u64 = 32;
+/// Next to nothing is read when this many writes come to a read.
+const WRITES_PER_READ_MIN: u64 = 64;
+/// An index takes about so much for each key of a table that is opened, with what the allocator has beside that.
+const INDEX_BYTES_PER_KEY: u64 = 9;
 /// Code of the engine that is resident (4 MB), stacks, and what the allocator keeps for each of the threads.
 /// A small budget uses fewer partitions and shorter buffers, so that less is kept.
 const FIXED_BYTES: u64 = 8 << 20;
@@ -77,16 +91,22 @@ impl MemoryParts {
         self.allocated() / SLACK_PART
     }
 
+    fn beside_buffer(&self) -> u64 {
+        self.journal + self.allocated() + self.slack() + self.fixed
+    }
+
     pub(crate) fn total(&self) -> u64 {
-        self.buffer + self.journal + self.allocated() + self.slack() + self.fixed
+        self.buffer + self.beside_buffer()
     }
 }
 
-/// When the cache was last given its share.
+/// When buffer and cache were last given their shares, and what had been done until then.
 #[derive(Debug)]
 pub(crate) struct Balance {
     start: Instant,
     last_ms: AtomicU64,
+    reads: AtomicU64,
+    writes: AtomicU64,
 }
 
 impl Default for Balance {
@@ -94,6 +114,8 @@ impl Default for Balance {
         Self {
             start: Instant::now(),
             last_ms: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
         }
     }
 }
@@ -109,6 +131,41 @@ impl Balance {
                 .last_ms
                 .compare_exchange(last_ms, now_ms, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok()
+    }
+
+    /// Notes how many reads and writes there were; true if nearly all since the last time were writes.
+    fn is_mostly_written(&self, reads: u64, writes: u64) -> bool {
+        let reads_since = reads.saturating_sub(self.reads.swap(reads, Ordering::Relaxed));
+        let writes_since = writes.saturating_sub(self.writes.swap(writes, Ordering::Relaxed));
+        writes_since > 0 && reads_since.saturating_mul(WRITES_PER_READ_MIN) < writes_since
+    }
+}
+
+/// What the limit of the buffer depends on, in bytes.
+#[derive(Clone, Copy, Debug)]
+struct BufferShare {
+    /// Its guaranteed part, and the most it can be.
+    min: u64,
+    max: u64,
+    /// The limit until now.
+    now: u64,
+    /// What everything else leaves to buffer and cache.
+    left: u64,
+    cache: u64,
+    cache_headroom: u64,
+    is_mostly_written: bool,
+}
+
+impl BufferShare {
+    /// The next limit.
+    fn next(&self) -> u64 {
+        let step = (self.max - self.min) / SHARE_STEPS;
+        let cache = match self.is_mostly_written {
+            true => self.cache.saturating_sub(step).max(self.cache_headroom),
+            false => self.cache + self.cache_headroom,
+        };
+        let aim = self.left.saturating_sub(cache).clamp(self.min, self.max);
+        aim.max(self.now.saturating_sub(step).max(self.min))
     }
 }
 
@@ -144,12 +201,51 @@ impl Store {
         parts
     }
 
-    /// Gives the cache what the rest leaves of the budget.
+    /// Lets the buffer have what the rest leaves of the budget: nothing is cached yet. For opens: what a journal gives back
+    /// may be more than the guaranteed part, and would be flushed before anybody can use the store.
+    pub(crate) fn share_memory_at_open(&self) {
+        let flushed_keys: u64 = (self.tables.all().iter())
+            .map(|table| table.metadata.entries)
+            .sum();
+        let parts = self.memory_parts();
+        self.share_with_buffer(parts.beside_buffer() + flushed_keys * INDEX_BYTES_PER_KEY);
+    }
+
+    /// Sets the limit of the buffer, where all but buffer and cache hold so much.
+    fn share_with_buffer(&self, others_bytes: u64) {
+        let sizes = &self.sizes;
+        if sizes.buffer_bytes_max == sizes.buffer_bytes {
+            return;
+        }
+        let shared = &self.tables.shared;
+        // Relaxed: a rough number of writes.
+        let reads = self.counters.totals().gets() + shared.counters().table_reads;
+        let writes = self.last_sequence.load(Ordering::Relaxed);
+        let share = BufferShare {
+            min: sizes.buffer_bytes,
+            max: sizes.buffer_bytes_max,
+            now: self.buffer.limit_bytes(),
+            left: sizes.budget_bytes.saturating_sub(others_bytes),
+            cache: shared.cache_memory_bytes(),
+            cache_headroom: sizes.budget_bytes / CACHE_HEADROOM_PART,
+            is_mostly_written: self.balance.is_mostly_written(reads, writes),
+        };
+        let limit_bytes = share.next();
+        if limit_bytes != share.now {
+            self.buffer.set_limit_bytes(limit_bytes);
+            let mark_bytes = Sizes::pacing_mark_bytes(limit_bytes);
+            self.pacing.set_limits(mark_bytes, limit_bytes);
+        }
+    }
+
+    /// Gives buffer and cache their shares of what the rest leaves of the budget.
     pub(crate) fn balance_memory(&self) {
         if self.balance.is_due() {
+            let others_bytes = self.memory_parts().beside_buffer();
+            self.share_with_buffer(others_bytes);
             self.buffer.release_surplus();
-            let capacity_bytes =
-                cache_capacity_bytes(self.sizes.budget_bytes, self.memory_parts().total());
+            let used_bytes = others_bytes + self.buffer.memory_bytes();
+            let capacity_bytes = cache_capacity_bytes(self.sizes.budget_bytes, used_bytes);
             let shared = &self.tables.shared;
             // Small changes are not worth visiting all shards.
             if shared.cache_capacity_bytes().abs_diff(capacity_bytes) > capacity_bytes / 64 {
@@ -174,6 +270,108 @@ mod tests {
         assert_eq!(cache_capacity_bytes(1000, 500), 500);
         assert_eq!(cache_capacity_bytes(1000, 999), 20);
         assert_eq!(cache_capacity_bytes(1000, 5000), 20);
+    }
+
+    fn share() -> BufferShare {
+        BufferShare {
+            min: 400,
+            max: 720,
+            now: 400,
+            left: 900,
+            cache: 0,
+            cache_headroom: 60,
+            is_mostly_written: false,
+        }
+    }
+
+    #[test]
+    fn the_buffer_has_at_once_what_an_empty_cache_leaves() {
+        assert_eq!(share().next(), 720);
+        assert_eq!(
+            BufferShare {
+                cache: 200,
+                ..share()
+            }
+            .next(),
+            640
+        );
+        assert_eq!(
+            BufferShare {
+                left: 100,
+                ..share()
+            }
+            .next(),
+            400
+        );
+    }
+
+    #[test]
+    fn it_falls_in_steps_to_its_part_while_the_cache_fills() {
+        let full = |now| BufferShare {
+            now,
+            cache: 900 - now,
+            ..share()
+        };
+        let mut now = 720;
+        for _ in 0..SHARE_STEPS {
+            let next = full(now).next();
+            assert_eq!(next, now - 10);
+            now = next;
+        }
+        assert_eq!(now, 400);
+        assert_eq!(full(now).next(), 400);
+        // A cache that stops short of its capacity keeps what it has.
+        assert_eq!(
+            BufferShare {
+                now: 600,
+                cache: 240,
+                ..share()
+            }
+            .next(),
+            600
+        );
+    }
+
+    #[test]
+    fn an_unused_cache_is_emptied_in_steps_and_keeps_its_headroom() {
+        let mut now = 400;
+        for _ in 0..2 * SHARE_STEPS {
+            let share = BufferShare {
+                now,
+                cache: 900 - now,
+                is_mostly_written: true,
+                ..share()
+            };
+            let next = share.next();
+            assert_eq!(next, (now + 10).min(720));
+            now = next;
+        }
+        assert_eq!(now, 720);
+        let crowded = BufferShare {
+            now,
+            left: 700,
+            is_mostly_written: true,
+            ..share()
+        };
+        assert_eq!(crowded.next(), 710);
+        assert_eq!(
+            BufferShare {
+                now: 645,
+                ..crowded
+            }
+            .next(),
+            640
+        );
+    }
+
+    #[test]
+    fn a_few_reads_beside_many_writes_are_not_a_reason_for_a_cache() {
+        let balance = Balance::default();
+        assert!(!balance.is_mostly_written(0, 0));
+        assert!(balance.is_mostly_written(10, 641));
+        assert!(!balance.is_mostly_written(20, 1281));
+        assert!(!balance.is_mostly_written(20, 1281));
+        assert!(balance.is_mostly_written(20, 1282));
     }
 
     #[test]

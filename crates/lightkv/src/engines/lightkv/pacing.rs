@@ -39,9 +39,10 @@ const DEBT_LIMIT_BUFFERS: u64 = 6;
 /// The admission of writes.
 #[derive(Debug)]
 pub(crate) struct Pacing {
-    mark_bytes: u64,
-    limit_bytes: u64,
-    debt_mark_bytes: u64,
+    /// These follow the buffer's limit.
+    mark_bytes: AtomicU64,
+    limit_bytes: AtomicU64,
+    debt_mark_bytes: AtomicU64,
     /// Inputs of all merges that are due, in bytes.
     debt_bytes: AtomicU64,
     /// Smoothed bytes a second that flushes free.
@@ -52,14 +53,25 @@ pub(crate) struct Pacing {
 
 impl Pacing {
     pub(crate) fn new(mark_bytes: u64, limit_bytes: u64) -> Self {
+        let debt_mark_bytes = limit_bytes.saturating_mul(DEBT_MARK_BUFFERS);
         Self {
-            mark_bytes,
-            limit_bytes,
-            debt_mark_bytes: limit_bytes.saturating_mul(DEBT_MARK_BUFFERS),
+            mark_bytes: AtomicU64::new(mark_bytes),
+            limit_bytes: AtomicU64::new(limit_bytes),
+            debt_mark_bytes: AtomicU64::new(debt_mark_bytes),
             debt_bytes: AtomicU64::new(0),
             flush_rate: AtomicU64::new(FLUSH_RATE_INITIAL),
             owed_ns: AtomicU64::new(0),
         }
+    }
+
+    /// Follows a change of the buffer's limit.
+    pub(crate) fn set_limits(&self, mark_bytes: u64, limit_bytes: u64) {
+        // Relaxed, as all of it: who sees a mixture is delayed a little too much or too little, once.
+        self.mark_bytes.store(mark_bytes, Ordering::Relaxed);
+        self.limit_bytes.store(limit_bytes, Ordering::Relaxed);
+        let debt_mark_bytes = limit_bytes.saturating_mul(DEBT_MARK_BUFFERS);
+        self.debt_mark_bytes
+            .store(debt_mark_bytes, Ordering::Relaxed);
     }
 
     /// Delays the caller if too much is owed; two comparisons otherwise.
@@ -77,7 +89,9 @@ impl Pacing {
         // Relaxed: an estimate. Changes may arrive in another order than they happened, and less than
         // nothing be owed for a moment.
         let debt_bytes = (self.debt_bytes.load(Ordering::Relaxed) as i64).max(0) as u64;
-        if used_bytes > self.mark_bytes || debt_bytes > self.debt_mark_bytes {
+        if used_bytes > self.mark_bytes.load(Ordering::Relaxed)
+            || debt_bytes > self.debt_mark_bytes.load(Ordering::Relaxed)
+        {
             self.delay(
                 bytes,
                 self.pressure(used_bytes, debt_bytes),
@@ -96,7 +110,7 @@ impl Pacing {
 
     /// Whether so much is due that one thread may not be enough. Relaxed, as in [`Pacing::admit`].
     pub(crate) fn wants_help(&self) -> bool {
-        let mark_bytes = self.debt_mark_bytes / DEBT_HELP_PART;
+        let mark_bytes = self.debt_mark_bytes.load(Ordering::Relaxed) / DEBT_HELP_PART;
         self.debt_bytes.load(Ordering::Relaxed) as i64 > mark_bytes as i64
     }
 
@@ -106,10 +120,12 @@ impl Pacing {
             let span = limit.saturating_sub(mark).max(1);
             (value.saturating_sub(mark) as f64 / span as f64).min(1.0)
         };
-        let debt_limit_bytes = self.limit_bytes.saturating_mul(DEBT_LIMIT_BUFFERS);
-        share(used_bytes, self.mark_bytes, self.limit_bytes).max(share(
+        let load = |bytes: &AtomicU64| bytes.load(Ordering::Relaxed);
+        let limit_bytes = load(&self.limit_bytes);
+        let debt_limit_bytes = limit_bytes.saturating_mul(DEBT_LIMIT_BUFFERS);
+        share(used_bytes, load(&self.mark_bytes), limit_bytes).max(share(
             debt_bytes,
-            self.debt_mark_bytes,
+            load(&self.debt_mark_bytes),
             debt_limit_bytes,
         ))
     }

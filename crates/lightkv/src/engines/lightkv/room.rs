@@ -126,10 +126,8 @@ impl Store {
         }
         match self.buffer.allocate(record_bytes)? {
             Some(run) => {
-                self.background.wake_if(
-                    self.buffer.wants_growth()
-                        || self.buffer.used_bytes() > self.sizes.flush_mark_bytes,
-                );
+                self.background
+                    .wake_if(self.buffer.wants_growth() || self.buffer.is_over_flush_mark());
                 self.enter_run(writer, run);
                 Ok(Room::Ready)
             }

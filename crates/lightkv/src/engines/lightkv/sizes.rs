@@ -7,12 +7,10 @@ use crate::Options;
 /// All sizes of an open store.
 #[derive(Clone, Debug)]
 pub(crate) struct Sizes {
-    /// Write-buffer space that partitions may hold.
+    /// Write-buffer space that partitions may hold, whatever else needs memory.
     pub(crate) buffer_bytes: u64,
-    /// Above this the largest partition is flushed.
-    pub(crate) flush_mark_bytes: u64,
-    /// Above this writers are slowed in proportion.
-    pub(crate) pacing_mark_bytes: u64,
+    /// What they may hold of memory that nothing else needs; see `memory.rs`.
+    pub(crate) buffer_bytes_max: u64,
     /// Unit in which space is handed to partitions.
     pub(crate) chunk_bytes: u64,
     /// A leaf with more bytes is split, as long as the tree may grow.
@@ -36,8 +34,7 @@ pub(crate) struct Sizes {
     /// The paper's `T_normal`.
     pub(crate) normal_split_values_min: u32,
     pub(crate) journal_file_bytes: u64,
-    /// Above this the partitions with the oldest unflushed records are flushed.
-    pub(crate) journal_limit_bytes: u64,
+    pub(crate) spare_journal_files_max: usize,
     pub(crate) block_bytes: usize,
     /// Values from this length on get files of their own.
     pub(crate) large_value_bytes: usize,
@@ -48,6 +45,11 @@ pub(crate) struct Sizes {
     pub(crate) room_wait_max: Duration,
     pub(crate) range_purge_delay: Duration,
 }
+
+/// Of the buffer's limit, in percent: above this the largest partition is flushed.
+const FLUSH_MARK_PERCENT: u64 = 70;
+/// Above this writers are slowed in proportion.
+const PACING_MARK_PERCENT: u64 = 80;
 
 /// Far longer than any flush takes.
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(30);
@@ -68,6 +70,9 @@ const MERGE_READ_BYTES_MIN: u64 = 512 << 10;
 /// From this budget on there is memory for several merges at once: in a smaller one a second would take a tenth of it.
 const SEVERAL_MERGES_BUDGET_BYTES_MIN: u64 = 64 << 20;
 
+/// From this budget on the buffer may use more than its part: in a smaller one there is never much left.
+const ELASTIC_BUDGET_BYTES_MIN: u64 = 64 << 20;
+
 /// Address space is reserved for the whole buffer; a budget without bounds must not ask for all of it.
 const BUFFER_BYTES_MAX: u64 = 1 << 40;
 
@@ -80,7 +85,22 @@ impl Sizes {
         }
     }
 
-    /// With a journal, 40 % of the budget buffer records, at most 20 % are resident journal; the
+    /// The buffer's limits above which its largest partition is flushed.
+    pub(crate) fn flush_mark_bytes(limit_bytes: u64) -> u64 {
+        limit_bytes / 100 * FLUSH_MARK_PERCENT
+    }
+
+    /// And above which writers are slowed.
+    pub(crate) fn pacing_mark_bytes(limit_bytes: u64) -> u64 {
+        limit_bytes / 100 * PACING_MARK_PERCENT
+    }
+
+    /// With a journal longer than this, the partitions with the oldest unflushed records are flushed.
+    pub(crate) fn journal_limit_bytes(&self, buffer_limit_bytes: u64) -> u64 {
+        buffer_limit_bytes * 2 + 2 * self.journal_file_bytes
+    }
+
+    /// 40 % of the budget buffer records, with a journal up to 75 % while nothing else needs them; at most 20 % are resident journal; the
     /// cache has what these, the indexes and the work of flushes and compactions leave (`memory.rs`). A pool costs no
     /// memory of the budget where it is persistent memory, but it may be tmpfs, so it is counted too.
     pub(crate) fn new(options: &Options) -> Self {
@@ -89,6 +109,14 @@ impl Sizes {
         let buffer_bytes = tuning
             .buffer_bytes
             .unwrap_or((budget / 10 * 4).min(BUFFER_BYTES_MAX));
+        // A pool is media, not memory that a cache could have.
+        let is_elastic = tuning.buffer_bytes.is_none()
+            && options.pmem_path.is_none()
+            && budget >= ELASTIC_BUDGET_BYTES_MIN;
+        let buffer_bytes_max = match is_elastic {
+            true => (budget / 4 * 3).min(BUFFER_BYTES_MAX),
+            false => buffer_bytes,
+        };
         // Half a chunk of each partition is unused on average.
         let chunk_bytes = u64::from(tuning.chunk_bytes.unwrap_or(if buffer_bytes >= 256 << 20 {
             32 << 10
@@ -103,11 +131,10 @@ impl Sizes {
         let split_bytes = (segment_bytes / 4).max(chunk_bytes);
         let journal_file_bytes = tuning
             .journal_file_bytes
-            .unwrap_or_else(|| (buffer_bytes / 16).clamp(256 << 10, 64 << 20));
+            .unwrap_or_else(|| (buffer_bytes_max / 16).clamp(256 << 10, 64 << 20));
         Self {
             buffer_bytes,
-            flush_mark_bytes: buffer_bytes / 100 * 70,
-            pacing_mark_bytes: buffer_bytes / 100 * 80,
+            buffer_bytes_max,
             chunk_bytes,
             split_bytes,
             freeze_bytes: segment_bytes,
@@ -118,12 +145,13 @@ impl Sizes {
             leaf_entries_max: tuning.leaf_entries.unwrap_or(32 << 10),
             max_leaf_nodes: tuning
                 .max_leaf_nodes
-                .unwrap_or_else(|| (buffer_bytes / split_bytes).clamp(16, 4096) as usize),
+                .unwrap_or_else(|| (buffer_bytes_max / split_bytes).clamp(16, 4096) as usize),
             // The whole buffer once: a partition that is written to like all others is flushed about as often.
-            cold_after_bytes: tuning.cold_after_bytes.unwrap_or(buffer_bytes),
+            cold_after_bytes: tuning.cold_after_bytes.unwrap_or(buffer_bytes_max),
             normal_split_values_min: tuning.normal_split_values_min.unwrap_or(4),
             journal_file_bytes,
-            journal_limit_bytes: buffer_bytes * 2 + 2 * journal_file_bytes,
+            // As many as the records of a full buffer take: flushes release them in bursts.
+            spare_journal_files_max: (buffer_bytes_max / journal_file_bytes).clamp(4, 32) as usize,
             block_bytes: tuning.block_bytes.unwrap_or(4096),
             large_value_bytes: tuning.large_value_bytes.unwrap_or(1 << 20),
             // Decides how much the cache's policy remembers, too; more than this is never left.

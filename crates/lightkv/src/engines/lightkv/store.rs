@@ -177,7 +177,10 @@ impl Store {
             scan_lengths: ScanLengths::default(),
             has_retained_garbage: AtomicBool::new(false),
             counters: EngineCounters::default(),
-            pacing: Pacing::new(parts.sizes.pacing_mark_bytes, parts.sizes.buffer_bytes),
+            pacing: Pacing::new(
+                Sizes::pacing_mark_bytes(parts.sizes.buffer_bytes),
+                parts.sizes.buffer_bytes,
+            ),
             balance: Balance::default(),
             background: Background::new(),
             health: Health::default(),

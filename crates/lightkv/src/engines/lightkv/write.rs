@@ -356,7 +356,7 @@ impl Store {
             .iter()
             .map(|operation| operation.record_len(true))
             .sum();
-        let limit = batch_limit_bytes(self.buffer.limit_bytes());
+        let limit = batch_limit_bytes(self.sizes.buffer_bytes);
         if bytes as usize > limit {
             return Err(Error::BatchTooLarge {
                 len_bytes: bytes as usize,
@@ -463,8 +463,7 @@ impl Store {
             places.push((run, *cursor));
             *cursor += bytes;
         }
-        self.background
-            .wake_if(self.buffer.used_bytes() > self.sizes.flush_mark_bytes);
+        self.background.wake_if(self.buffer.is_over_flush_mark());
         Ok(Some(places))
     }
 

@@ -66,6 +66,7 @@ pub(super) fn recover(store: &Arc<Store>, state: &ManifestState) -> Result<ReadB
         })
         .collect();
     let options = JournalOptions {
+        spare_files_max: store.sizes.spare_journal_files_max,
         file_bytes: store.sizes.journal_file_bytes,
         first_live_generation: state.journal_first_generation,
         truncations: &truncations,

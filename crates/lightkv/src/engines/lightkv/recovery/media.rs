@@ -36,7 +36,7 @@ fn pool_options(state: &ManifestState, sizes: &Sizes, options: &Options) -> Pool
         (Some(_), PoolMedium::Emulated(medium)) => SourceRequest::Emulated(medium.clone()),
     };
     // An extent holds its header and table beside its chunks: an eighth more than the buffer is ample.
-    let ample_bytes = sizes.buffer_bytes + sizes.buffer_bytes / 8 + (2 << 20);
+    let ample_bytes = sizes.buffer_bytes_max + sizes.buffer_bytes_max / 8 + (2 << 20);
     let max_bytes = options.tuning.pool_bytes.unwrap_or(ample_bytes);
     PoolOptions {
         source,

@@ -113,6 +113,7 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
         sizes,
         lock,
     }));
+    store.share_memory_at_open();
     let read_back = if state.pool_identity == 0 {
         journal::recover(&store, &state)?
     } else {
