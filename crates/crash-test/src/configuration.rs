@@ -217,9 +217,14 @@ pub struct Medium {
 impl Medium {
     /// Nothing yet.
     pub fn empty(configuration: &Configuration) -> Self {
+        let files = MemoryVfs::new();
+        if configuration.pool.is_none() {
+            // A journal is written in whole pages there.
+            files.offer_direct();
+        }
         Self {
             pool: configuration.pool.map(|_| EmulatedBacking::new()),
-            files: MemoryVfs::new(),
+            files,
             is_recording: true,
         }
     }

@@ -6,9 +6,10 @@
 
 use std::sync::Arc;
 
-use lightkv_vfs::VfsFile;
+use lightkv_vfs::{Vfs, VfsFile};
 
 use crate::error::{JournalError, Result};
+use crate::fetch_ahead::FetchAhead;
 use crate::journal_layout::{
     ENTRY_ALIGNMENT_BYTES, ENTRY_HEADER_LEN_BYTES, EntryHeader, EntrySeed, entry_len_bytes, u64_at,
 };
@@ -92,7 +93,9 @@ pub(crate) struct EntryReader<'a> {
     file: &'a Arc<dyn VfsFile>,
     seed: EntrySeed,
     capacity_bytes: u64,
-    /// The device was told to read up to here.
+    /// If the file is read past the page cache.
+    ahead: Option<FetchAhead<'a>>,
+    /// Otherwise: the device was told to read up to here.
     advised_offset: u64,
 }
 
@@ -103,12 +106,37 @@ impl<'a> EntryReader<'a> {
             file,
             seed,
             capacity_bytes,
+            ahead: None,
             advised_offset: 0,
         }
     }
 
+    /// Fetches pieces of the file ahead of their use, if it is not read by way of the page cache.
+    pub(crate) fn fetching_ahead(mut self, vfs: &'a dyn Vfs) -> Self {
+        self.ahead = FetchAhead::new(vfs, self.file, self.capacity_bytes);
+        self
+    }
+
+    /// The file was written to behind what was read: nothing that was fetched of it counts any more.
+    pub(crate) fn forget_fetched(&mut self) {
+        if let Some(ahead) = &mut self.ahead {
+            ahead.forget();
+        }
+    }
+
+    fn read(&mut self, window: &mut [u8], offset: u64) -> Result<()> {
+        match &mut self.ahead {
+            Some(ahead) => ahead.read(window, offset),
+            None => self.file.read_exact_at(window, offset),
+        }
+        .map_err(|error| JournalError::io(self.file.path(), "read", error))
+    }
+
     /// Lets the device read on while what lies before an offset is replayed.
     fn advise(&mut self, end_offset: u64) {
+        if let Some(ahead) = &mut self.ahead {
+            return ahead.advise(end_offset);
+        }
         // Each page once: the kernel looks up every page of a request, whether it has it or not.
         if end_offset + READ_AHEAD_BYTES / 2 >= self.advised_offset {
             let start = self.advised_offset.max(end_offset);
@@ -142,9 +170,7 @@ impl<'a> EntryReader<'a> {
                 batch.bytes.resize(window_len, 0);
             }
             let window = &mut batch.bytes[..window_len];
-            self.file
-                .read_exact_at(window, start_offset)
-                .map_err(|error| JournalError::io(self.file.path(), "read", error))?;
+            self.read(window, start_offset)?;
             let (end, missing_len) =
                 self.cut_window(start_offset, limit, checks, window, &mut batch.entries)?;
             if end == BatchEnd::More {
@@ -214,7 +240,7 @@ impl<'a> EntryReader<'a> {
     /// Searches behind a hole for the header of any entry of this use of the file that remembers a synced position behind
     /// the hole, and gives the highest of these. `generation` is that of the file.
     pub(crate) fn highest_synced_after(
-        &self,
+        &mut self,
         generation: u64,
         start_offset: u64,
         hole: JournalPosition,
@@ -240,9 +266,11 @@ impl<'a> EntryReader<'a> {
             unread_offset = end_offset.min(self.capacity_bytes);
             let window_len = unread_offset.saturating_sub(offset) as usize;
             window.resize(window_len, 0);
-            self.file
-                .read_exact_at(&mut window, offset)
-                .map_err(|error| JournalError::io(self.file.path(), "read", error))?;
+            self.read(&mut window, offset)?;
+            // Only past the page cache, see above.
+            if let Some(ahead) = &mut self.ahead {
+                ahead.advise(unread_offset);
+            }
             let headers = window
                 .windows(ENTRY_HEADER_LEN_BYTES)
                 .step_by(ENTRY_ALIGNMENT_BYTES)

@@ -523,7 +523,7 @@ impl FilePool {
     ) -> Result<PreparedFile> {
         let vfs = &self.settings.vfs;
         let file = vfs
-            .open(path, OpenMode::CreateNew)
+            .open_direct(path, OpenMode::CreateNew)
             .map_err(|error| JournalError::io(path, "create", error))?;
         let prepared = file
             .allocate(capacity_bytes)
@@ -728,13 +728,19 @@ impl OutgoingRange {
         mut self,
         device: Option<&DeviceTurns>,
     ) -> std::result::Result<Option<StagingFile>, (OutgoingRange, WriteOutError)> {
+        // Past the page cache the device has it when it is written out, otherwise when it is written back.
+        let is_direct = self.staged.is_some() && self.file.alignment_bytes() > 1;
         if let Some(staged) = &self.staged
             && let Some(device) = device
         {
             let mut piece_end = self.start_offset;
             while device.has_waiting_reads() && piece_end < self.end_offset {
                 piece_end = self.end_offset.min(piece_end + PIECE_BYTES as u64);
-                if let Err(error) = staged.write_out(piece_end) {
+                let outcome = match is_direct {
+                    true => device.transfer(Urgency::Prompt, || staged.write_out(piece_end)),
+                    false => staged.write_out(piece_end),
+                };
+                if let Err(error) = outcome {
                     return Err((self, error));
                 }
                 std::thread::yield_now();
@@ -758,6 +764,9 @@ impl OutgoingRange {
             if let Err(error) = outcome {
                 return Err((self, error));
             }
+        }
+        if is_direct {
+            return Ok(freed);
         }
         let mut at = self.start_offset;
         while let Some(device) = device

@@ -36,6 +36,7 @@
 
 mod entry_reader;
 mod error;
+mod fetch_ahead;
 mod file_pool;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

@@ -1,8 +1,9 @@
 //! Staging: memory that outlives the process, for entries on their way to a journal file.
 //!
 //! A journal file is not mapped. Each of its pages would have to be faulted in, and write-protected when it is written back,
-//! at twice the processor time of the copy that [`StagedFile::write_out`] makes in large pieces. Entries are stored
-//! into a *staging file* instead, which stays mapped and is used again for one journal file after the other.
+//! at twice the processor time of one more copy. Entries are stored
+//! into a *staging file* instead, which stays mapped and is used again for one journal file after the other. From there the device
+//! takes them in large pieces, past the page cache; where a file system has no direct files, they are copied once more.
 //!
 //! # Why nothing is lost
 //!
@@ -28,11 +29,14 @@
 use std::io;
 use std::sync::Arc;
 
-use lightkv_vfs::{Mapping, VfsFile};
+use lightkv_vfs::{ALIGNMENT_BYTES_MAX, AlignedBuffer, Mapping, VfsFile};
 use parking_lot::Mutex;
 
 use crate::journal_layout::{FILE_HEADER_LEN_BYTES, FileHeader};
 use crate::mapped::{MappedFile, StoredEntries};
+
+/// What is written past the page cache are whole ones of these.
+const PAGE_BYTES: u64 = ALIGNMENT_BYTES_MAX as u64;
 
 /// One takes entries while the other's last ones are written out.
 pub(crate) const STAGING_FILES_MAX: usize = 2;
@@ -123,8 +127,7 @@ impl StagedFile {
             if unwritten.is_lost {
                 return Err(WriteOutError::Lost(io::ErrorKind::Other.into()));
             }
-            self.journal_file
-                .write_all_at(entries.bytes(start_offset..end_offset), start_offset)
+            self.write_range(entries, start_offset, end_offset)
                 .map_err(WriteOutError::Write)?;
             // Afterwards: a page that was dropped before it was read could not be written back before that.
             if let Err(error) = self.staging_file.check_writeback() {
@@ -132,6 +135,36 @@ impl StagedFile {
                 return Err(WriteOutError::Lost(error));
             }
             unwritten.offset = end_offset;
+        }
+        Ok(())
+    }
+
+    /// Writes a range to the journal file: past the page cache straight from staging, in whole pages, if the file is opened for that.
+    ///
+    /// INVARIANT. What was durable stays so. The page that holds the end of an earlier write is written again from its
+    /// beginning, with the bytes that it has there: torn or not, each sector of them is as it was. Behind the end of
+    /// the range its last page is filled with zeros, for nothing that counts stands there yet: offsets are written in order, and
+    /// the journal file is as long as its staging file, a number of whole pages.
+    fn write_range(
+        &self,
+        entries: &StoredEntries,
+        start_offset: u64,
+        end_offset: u64,
+    ) -> io::Result<()> {
+        let file = &self.journal_file;
+        if file.alignment_bytes() == 1 {
+            return file.write_all_at(entries.bytes(start_offset..end_offset), start_offset);
+        }
+        let start_page = start_offset - start_offset % PAGE_BYTES;
+        let end_page = end_offset - end_offset % PAGE_BYTES;
+        if start_page < end_page {
+            file.write_all_at(entries.bytes(start_page..end_page), start_page)?;
+        }
+        if end_page < end_offset {
+            let rest = entries.bytes(end_page..end_offset);
+            let mut page = AlignedBuffer::zeroed(PAGE_BYTES as usize);
+            page[..rest.len()].copy_from_slice(rest);
+            file.write_all_at(&page, end_page)?;
         }
         Ok(())
     }

@@ -27,7 +27,7 @@ use crate::{
 };
 pub use crash::{CrashChooser, CrashQuestion};
 use fault::{FaultPlan, storage_full};
-use file::FileContent;
+use file::{FileContent, SECTOR_LEN_BYTES};
 use region::Region;
 use tree::{FileNode, Node, OpenNode, Tree};
 
@@ -72,6 +72,7 @@ struct State {
     faults: FaultPlan,
     capacity_bytes: Option<u64>,
     sync_duration: Duration,
+    offers_direct: bool,
     observer: Option<Observer>,
     /// All files that have a name or a handle: what they use counts against the capacity.
     files: Vec<Weak<FileNode>>,
@@ -110,6 +111,7 @@ impl MemoryVfs {
             faults: FaultPlan::default(),
             capacity_bytes,
             sync_duration: Duration::ZERO,
+            offers_direct: false,
             observer: None,
             files,
             locked: HashSet::new(),
@@ -130,7 +132,7 @@ impl MemoryVfs {
     /// no disk can produce.
     pub fn crash_image(&self, seed: u64) -> MemoryVfs {
         let state = self.shared.state.lock();
-        MemoryVfs::with_tree(crash::crash_image(&state.tree, seed), state.capacity_bytes)
+        state.image(crash::crash_image(&state.tree, seed))
     }
 
     /// What a power loss at this moment leaves if each thing fares as `chooser` says; else as
@@ -138,7 +140,7 @@ impl MemoryVfs {
     pub fn crash_image_with(&self, chooser: &mut dyn CrashChooser) -> MemoryVfs {
         let state = self.shared.state.lock();
         let tree = crash::crash_image_with(&state.tree, chooser);
-        MemoryVfs::with_tree(tree, state.capacity_bytes)
+        state.image(tree)
     }
 
     /// Has a function called before each call that changes or syncs something takes effect. It runs on
@@ -152,7 +154,7 @@ impl MemoryVfs {
     /// faults and no locks. Stores to a mapping must not run at the same time.
     pub fn kill_image(&self) -> MemoryVfs {
         let state = self.shared.state.lock();
-        MemoryVfs::with_tree(crash::kill_image(&state.tree), state.capacity_bytes)
+        state.image(crash::kill_image(&state.tree))
     }
 
     /// Plans a failure. Faults are independent; if several are due, the first injected decides how
@@ -183,9 +185,53 @@ impl MemoryVfs {
     pub fn set_sync_duration(&self, duration: Duration) {
         self.shared.state.lock().sync_duration = duration;
     }
+
+    /// From now on files that are [opened so](Vfs::open_direct) ask for whole sectors, as on a device; before, they are like all
+    /// others, as on file systems that cannot do more. Images have it from the file system they are of.
+    pub fn offer_direct(&self) {
+        self.shared.state.lock().offers_direct = true;
+    }
+
+    fn open_file(&self, path: &Path, mode: OpenMode) -> io::Result<MemoryFile> {
+        if matches!(mode, OpenMode::CreateNew | OpenMode::CreateTruncate) {
+            self.shared.announce(Operation::Open);
+        }
+        let mut state = self.shared.state.lock();
+        state.faults.check(Operation::Open, &[path])?;
+        let node = match (state.tree.find_file(path), mode) {
+            (Ok(_), OpenMode::CreateNew) => return Err(io::ErrorKind::AlreadyExists.into()),
+            (Ok(node), OpenMode::CreateTruncate) => {
+                node.content.lock().set_len(0)?;
+                node
+            }
+            (Ok(node), OpenMode::Read | OpenMode::ReadWrite) => node,
+            (Err(error), OpenMode::CreateNew | OpenMode::CreateTruncate)
+                if error.kind() == io::ErrorKind::NotFound =>
+            {
+                state.create_file(path)?
+            }
+            (Err(error), _) => return Err(error),
+        };
+        Ok(MemoryFile {
+            shared: Arc::clone(&self.shared),
+            node: OpenNode::new(node),
+            path: path.to_path_buf(),
+            is_writable: mode != OpenMode::Read,
+            unit_bytes: 1,
+        })
+    }
 }
 
 impl State {
+    /// A file system of the same kind.
+    fn image(&self, tree: Tree) -> MemoryVfs {
+        let image = MemoryVfs::with_tree(tree, self.capacity_bytes);
+        if self.offers_direct {
+            image.offer_direct();
+        }
+        image
+    }
+
     fn used_bytes(&mut self) -> u64 {
         self.files.retain(|file| file.strong_count() > 0);
         let directories = self.tree.directories.values();
@@ -231,31 +277,16 @@ impl State {
 
 impl Vfs for MemoryVfs {
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>> {
-        if matches!(mode, OpenMode::CreateNew | OpenMode::CreateTruncate) {
-            self.shared.announce(Operation::Open);
+        Ok(Arc::new(self.open_file(path, mode)?))
+    }
+
+    /// Like any file, but it asks for whole sectors, as a file that is direct does.
+    fn open_direct(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>> {
+        let mut file = self.open_file(path, mode)?;
+        if self.shared.state.lock().offers_direct {
+            file.unit_bytes = SECTOR_LEN_BYTES;
         }
-        let mut state = self.shared.state.lock();
-        state.faults.check(Operation::Open, &[path])?;
-        let node = match (state.tree.find_file(path), mode) {
-            (Ok(_), OpenMode::CreateNew) => return Err(io::ErrorKind::AlreadyExists.into()),
-            (Ok(node), OpenMode::CreateTruncate) => {
-                node.content.lock().set_len(0)?;
-                node
-            }
-            (Ok(node), OpenMode::Read | OpenMode::ReadWrite) => node,
-            (Err(error), OpenMode::CreateNew | OpenMode::CreateTruncate)
-                if error.kind() == io::ErrorKind::NotFound =>
-            {
-                state.create_file(path)?
-            }
-            (Err(error), _) => return Err(error),
-        };
-        Ok(Arc::new(MemoryFile {
-            shared: Arc::clone(&self.shared),
-            node: OpenNode::new(node),
-            path: path.to_path_buf(),
-            is_writable: mode != OpenMode::Read,
-        }))
+        Ok(Arc::new(file))
     }
 
     /// As late as it may be: what nobody has waited for is not in the file.
@@ -384,6 +415,7 @@ struct MemoryFile {
     node: OpenNode,
     path: PathBuf,
     is_writable: bool,
+    unit_bytes: usize,
 }
 
 impl MemoryFile {
@@ -401,6 +433,18 @@ impl VfsFile for MemoryFile {
         let mut state = self.shared.state.lock();
         state.faults.check(Operation::Read, &[&self.path])?;
         self.node.content.lock().read_exact_at(buffer, offset)
+    }
+
+    fn read_at_least(&self, buffer: &mut [u8], len_min: usize, offset: u64) -> io::Result<usize> {
+        // As much as there is, like one call of the operating system.
+        let len = self.len_bytes()?.saturating_sub(offset);
+        let len = len_min.max(buffer.len().min(usize::try_from(len).unwrap_or(usize::MAX)));
+        self.read_exact_at(&mut buffer[..len], offset)?;
+        Ok(len)
+    }
+
+    fn alignment_bytes(&self) -> usize {
+        self.unit_bytes
     }
 
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {

@@ -245,7 +245,7 @@ impl Recovered {
             };
             self.next_number = self.next_number.max(number.saturating_add(1));
             let path = self.directory.join(&entry.name);
-            match self.read_header(&path)? {
+            match self.open_file(&path)? {
                 Ok(known) => {
                     let generation = known.header.generation;
                     self.next_generation = self.next_generation.max(generation);
@@ -261,15 +261,29 @@ impl Recovered {
     }
 
     /// Opens a file and reads its header; the inner error says why the file is not usable.
-    fn read_header(&self, path: &Path) -> Result<std::result::Result<KnownFile, &'static str>> {
-        let io_error = |operation| move |error| JournalError::io(path, operation, error);
+    fn open_file(&self, path: &Path) -> Result<std::result::Result<KnownFile, &'static str>> {
         let file = self
             .vfs
-            .open(path, OpenMode::ReadWrite)
-            .map_err(io_error("open"))?;
+            .open_direct(path, OpenMode::ReadWrite)
+            .map_err(|error| JournalError::io(path, "open", error))?;
+        let (len_bytes, header) = self.read_header(&file)?;
+        Ok(header.map(|header| KnownFile {
+            file,
+            len_bytes,
+            header,
+        }))
+    }
+
+    /// The length of a file, and its header or why it has none.
+    fn read_header(
+        &self,
+        file: &Arc<dyn VfsFile>,
+    ) -> Result<(u64, std::result::Result<FileHeader, &'static str>)> {
+        let path = file.path();
+        let io_error = |operation| move |error| JournalError::io(path, operation, error);
         let len_bytes = file.len_bytes().map_err(io_error("get the length of"))?;
         if len_bytes < FILE_HEADER_LEN_BYTES as u64 {
-            return Ok(Err("the file is shorter than its header"));
+            return Ok((len_bytes, Err("the file is shorter than its header")));
         }
         let mut bytes = [0; FILE_HEADER_LEN_BYTES];
         file.read_exact_at(&mut bytes, 0)
@@ -280,7 +294,7 @@ impl Recovered {
                 found,
                 supported: FORMAT_VERSION,
             }),
-            Err(HeaderFault::Damaged(reason)) => Ok(Err(reason)),
+            Err(HeaderFault::Damaged(reason)) => Ok((len_bytes, Err(reason))),
             Ok(header) if header.store_identity != self.store_identity => {
                 Err(JournalError::Foreign {
                     path: path.to_path_buf(),
@@ -288,11 +302,7 @@ impl Recovered {
                     expected: self.store_identity,
                 })
             }
-            Ok(header) => Ok(Ok(KnownFile {
-                file,
-                len_bytes,
-                header,
-            })),
+            Ok(header) => Ok((len_bytes, Ok(header))),
         }
     }
 }

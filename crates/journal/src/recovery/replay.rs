@@ -105,6 +105,8 @@ impl<'a> Walk<'a> {
                         || !self.recovered.complete_file(self.generation, self.offset)?
                     {
                         self.leave(self.offset, None);
+                    } else if let Some((reader, _)) = &mut self.reader {
+                        reader.forget_fetched();
                     }
                     self.completed = Some(place);
                 }
@@ -434,7 +436,8 @@ impl Recovered {
         }
         let seed = EntrySeed::new(self.store_identity, generation);
         Ok((
-            EntryReader::new(&known.file, seed, known.header.capacity_bytes),
+            EntryReader::new(&known.file, seed, known.header.capacity_bytes)
+                .fetching_ahead(&*self.vfs),
             path,
         ))
     }
@@ -491,7 +494,8 @@ impl Walk<'_> {
             };
             let capacity_bytes = known.header.capacity_bytes.min(known.len_bytes);
             let seed = EntrySeed::new(recovered.store_identity, file_generation);
-            let reader = EntryReader::new(&known.file, seed, capacity_bytes);
+            let mut reader =
+                EntryReader::new(&known.file, seed, capacity_bytes).fetching_ahead(&*recovered.vfs);
             // The kernel has read ahead of the replay, into what was reserved and never written: such pages of zeros would
             // pass for data, and each that is read brings the next ones. A hint, so its failure is none.
             let _ = known

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use lightkv_vfs::OpenMode;
+
 use super::{KnownFile, KnownStaging, Recovered};
 use crate::entry_reader::{BatchEnd, EntryBatch, EntryReader, PayloadChecks};
 use crate::error::{JournalError, Result};
@@ -15,19 +17,13 @@ const COPY_BYTES: u64 = 256 << 10;
 impl Recovered {
     /// Notes a staging file. One without an intact header was never used, or damaged; only the entries tell.
     pub(super) fn find_staging(&mut self, number: usize, path: &Path) -> Result<()> {
-        let (file, len_bytes, generation) = match self.read_header(path)? {
-            Ok(known) => (known.file, known.len_bytes, Some(known.header.generation)),
-            Err(_) => {
-                let file = self
-                    .vfs
-                    .open(path, lightkv_vfs::OpenMode::ReadWrite)
-                    .map_err(|error| JournalError::io(path, "open", error))?;
-                let len_bytes = file
-                    .len_bytes()
-                    .map_err(|error| JournalError::io(path, "get the length of", error))?;
-                (file, len_bytes, None)
-            }
-        };
+        // By way of the page cache, which has what was stored to its mapping.
+        let file = self
+            .vfs
+            .open(path, OpenMode::ReadWrite)
+            .map_err(|error| JournalError::io(path, "open", error))?;
+        let (len_bytes, header) = self.read_header(&file)?;
+        let generation = header.ok().map(|header| header.generation);
         if let Some(generation) = generation {
             self.next_generation = self.next_generation.max(generation);
         }
@@ -92,7 +88,7 @@ impl Recovered {
             if staging.generation.is_none_or(|own| own == generation) {
                 let seed = EntrySeed::new(self.store_identity, generation);
                 let capacity_bytes = staging.len_bytes.min(FILE_LEN_MAX_BYTES);
-                let reader = EntryReader::new(&staging.file, seed, capacity_bytes);
+                let mut reader = EntryReader::new(&staging.file, seed, capacity_bytes);
                 highest = highest.max(reader.highest_synced_after(generation, offset, hole)?);
             }
         }

@@ -268,41 +268,72 @@ fn staging_that_could_not_be_written_back_ends_all_acknowledgements() {
 }
 
 /// A store beside whose journal somebody waits for a read all the time: the thread writes back in turns and waits for each.
-fn store_beside_reads() -> Store {
+fn store_beside_reads(vfs: MemoryVfs) -> Store {
     let device = Arc::new(DeviceTurns::default());
     std::mem::forget(device.waiting_read());
     let manifest = Manifest {
         device: Some(device),
         ..Manifest::default()
     };
-    let vfs = MemoryVfs::new();
+    open_durable(vfs, manifest)
+}
+
+/// A store in a directory that no power loss takes.
+fn open_durable(vfs: MemoryVfs, manifest: Manifest) -> Store {
     vfs.create_directory(&directory()).unwrap();
     vfs.sync_directory(Path::new("/")).unwrap();
     vfs.sync_directory(Path::new("/store")).unwrap();
     Store::open(vfs, manifest)
 }
 
+/// A file system with direct files: what is written out is on the device. Elsewhere it is in the page cache and has to be written back.
+fn direct() -> MemoryVfs {
+    let vfs = MemoryVfs::new();
+    vfs.offer_direct();
+    vfs
+}
+
 #[test]
 fn beside_reads_nothing_is_lost_either() {
-    let mut store = store_beside_reads();
-    for _ in 0..200 {
-        store.append(700).unwrap();
+    for (vfs, writes_back) in [(direct(), false), (MemoryVfs::new(), true)] {
+        let mut store = store_beside_reads(vfs);
+        for _ in 0..200 {
+            store.append(700).unwrap();
+        }
+        assert_eq!(store.vfs.calls(Operation::Writeback) > 0, writes_back);
+        for seed in 0..4 {
+            let survivors = replay(&store.vfs.crash_image(seed), &store.manifest).unwrap();
+            store.check_survivors(&survivors, store.synced_sequence, "written back");
+        }
+        store.sync().unwrap();
+        let survivors = replay(&store.vfs.crash_image(0), &store.manifest).unwrap();
+        assert_eq!(survivors.len(), 200);
     }
-    assert!(store.vfs.calls(Operation::Writeback) > 0);
-    for seed in 0..4 {
-        let survivors = replay(&store.vfs.crash_image(seed), &store.manifest).unwrap();
-        store.check_survivors(&survivors, store.synced_sequence, "written back");
+}
+
+/// Syncs end anywhere in a page, which is written again with what follows: what was synced stays, whatever of that a power loss tears.
+#[test]
+fn a_page_that_is_written_again_keeps_what_was_synced() {
+    for vfs in [direct(), MemoryVfs::new()] {
+        let mut store = open_durable(vfs, Manifest::default());
+        for len in [1, 700, 40, 3000, 5000, 8, 2500, 4096] {
+            store.append(len).unwrap();
+            store.sync().unwrap();
+            // Not synced, and perhaps written out.
+            store.append(len).unwrap();
+            for seed in 0..16 {
+                let survivors = replay(&store.vfs.crash_image(seed), &store.manifest).unwrap();
+                store.check_survivors(&survivors, store.synced_sequence, "written again");
+            }
+        }
     }
-    store.sync().unwrap();
-    let survivors = replay(&store.vfs.crash_image(0), &store.manifest).unwrap();
-    assert_eq!(survivors.len(), 200);
 }
 
 /// Who waits for a range to be written back is told of a failure, and no sync after that.
 #[test]
 fn what_could_not_be_written_back_beside_reads_ends_all_acknowledgements() {
     for kind in [FaultKind::Io, FaultKind::NoSpace] {
-        let mut store = store_beside_reads();
+        let mut store = store_beside_reads(MemoryVfs::new());
         store.vfs.inject(Fault {
             operation: Operation::Writeback,
             kind,

@@ -92,6 +92,7 @@ impl Store {
 
     pub(crate) fn create_with(manifest: Manifest) -> Store {
         let vfs = MemoryVfs::new();
+        vfs.offer_direct();
         vfs.create_directory(&directory()).unwrap();
         vfs.sync_directory(Path::new("/")).unwrap();
         vfs.sync_directory(Path::new("/store")).unwrap();
