@@ -43,8 +43,8 @@
 //!
 //! # What is replayed is synced later
 //!
-//! A process that was killed leaves up to the whole journal in the page cache only. Writing that to the
-//! device takes longer than reading it back, and nobody was promised that it survives a power loss. So
+//! A process that was killed may leave much of the journal in the device's own cache, or where there are no direct files
+//! in the page cache only. Nobody was promised that it survives a power loss, and a sync may take longer than the reading. So
 //! recovery does not sync: the running journal starts with all replayed files as not durable yet, its
 //! `synced` position is the highest that any replayed entry remembers, and the first [`Journal::sync`] writes
 //! them before anything newer. The caller should ask for that soon after the open, and append an entry
@@ -54,7 +54,7 @@
 //! but considers written. Replaying them would acknowledge what no disk holds. The process whose sync
 //! failed therefore leaves a mark, the file `sync-failed`, and where there is one, each file is synced, dropped
 //! from the page cache and only then read: what is replayed then is what the medium has. Otherwise the page
-//! cache is right, and several times as fast.
+//! cache is right about what it has.
 //!
 //! # What is still in staging
 //!
