@@ -111,9 +111,9 @@ impl<'a> EntryReader<'a> {
         }
     }
 
-    /// Fetches pieces of the file ahead of their use, if it is not read by way of the page cache.
+    /// Fetches pieces of the file ahead of their use, past the page cache, if that is possible.
     pub(crate) fn fetching_ahead(mut self, vfs: &'a dyn Vfs) -> Self {
-        self.ahead = FetchAhead::new(vfs, self.file, self.capacity_bytes);
+        self.ahead = FetchAhead::open(vfs, self.file.path(), self.capacity_bytes);
         self
     }
 

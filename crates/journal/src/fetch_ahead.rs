@@ -7,9 +7,10 @@
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
-use lightkv_vfs::{AlignedBuffer, PendingReads, ReadRequest, Vfs, VfsFile};
+use lightkv_vfs::{AlignedBuffer, OpenMode, PendingReads, ReadRequest, Vfs, VfsFile};
 
 /// Read at once. Pieces begin at multiples of it.
 const PIECE_BYTES: u64 = 512 << 10;
@@ -20,7 +21,8 @@ const AHEAD_BYTES: u64 = 4 << 20;
 #[derive(Debug)]
 pub(crate) struct FetchAhead<'a> {
     vfs: &'a dyn Vfs,
-    file: &'a Arc<dyn VfsFile>,
+    /// Open for this alone.
+    file: Arc<dyn VfsFile>,
     end_offset: u64,
     /// What was read or is on its way, without a gap.
     pieces: VecDeque<Piece>,
@@ -38,12 +40,9 @@ struct Piece {
 }
 
 impl<'a> FetchAhead<'a> {
-    /// Reads of a file up to an offset; `None` if it is not read past the page cache.
-    pub(crate) fn new(
-        vfs: &'a dyn Vfs,
-        file: &'a Arc<dyn VfsFile>,
-        end_offset: u64,
-    ) -> Option<Self> {
+    /// Reads of a file up to an offset; `None` if it cannot be opened to be read past the page cache.
+    pub(crate) fn open(vfs: &'a dyn Vfs, path: &Path, end_offset: u64) -> Option<Self> {
+        let file = vfs.open_direct(path, OpenMode::Read).ok()?;
         (file.alignment_bytes() > 1).then(|| FetchAhead {
             vfs,
             file,
@@ -112,7 +111,7 @@ impl<'a> FetchAhead<'a> {
         while next < end_offset {
             let len = PIECE_BYTES.min(self.end_offset - next);
             let request = ReadRequest {
-                file: Arc::clone(self.file),
+                file: Arc::clone(&self.file),
                 offset: next,
                 len: len as usize,
                 buffer: self.spare_buffers.pop().unwrap_or_default(),
@@ -143,9 +142,7 @@ impl Piece {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    use lightkv_vfs::{Fault, FaultKind, MemoryVfs, OpenMode, Operation};
+    use lightkv_vfs::{Fault, FaultKind, MemoryVfs, Operation};
 
     use super::*;
 
@@ -157,9 +154,7 @@ mod tests {
 
     fn file(vfs: &MemoryVfs) -> Arc<dyn VfsFile> {
         vfs.offer_direct();
-        let file = vfs
-            .open_direct(Path::new("file"), OpenMode::CreateNew)
-            .unwrap();
+        let file = vfs.open(Path::new("file"), OpenMode::CreateNew).unwrap();
         let bytes: Vec<u8> = (0..LEN_BYTES).map(byte_at).collect();
         file.write_all_at(&bytes, 0).unwrap();
         file
@@ -178,7 +173,7 @@ mod tests {
     fn windows_are_read_wherever_they_begin_and_end() {
         let vfs = MemoryVfs::new();
         let file = file(&vfs);
-        let mut ahead = FetchAhead::new(&vfs, &file, LEN_BYTES).unwrap();
+        let mut ahead = FetchAhead::open(&vfs, file.path(), LEN_BYTES).unwrap();
         for (offset, len) in [
             (4096, 100),
             (5000, 700_000),
@@ -198,7 +193,7 @@ mod tests {
     fn what_changed_is_read_anew_when_it_was_forgotten() {
         let vfs = MemoryVfs::new();
         let file = file(&vfs);
-        let mut ahead = FetchAhead::new(&vfs, &file, LEN_BYTES).unwrap();
+        let mut ahead = FetchAhead::open(&vfs, file.path(), LEN_BYTES).unwrap();
         assert_reads(&mut ahead, 0, 10);
         file.write_all_at(&[77], 20).unwrap();
         ahead.forget();
@@ -211,7 +206,7 @@ mod tests {
     fn a_failed_read_is_told_and_tried_again() {
         let vfs = MemoryVfs::new();
         let file = file(&vfs);
-        let mut ahead = FetchAhead::new(&vfs, &file, LEN_BYTES).unwrap();
+        let mut ahead = FetchAhead::open(&vfs, file.path(), LEN_BYTES).unwrap();
         vfs.inject(Fault {
             operation: Operation::Read,
             kind: FaultKind::Io,

@@ -224,6 +224,10 @@ impl FilePool {
         }
     }
 
+    pub(crate) fn vfs(&self) -> &dyn Vfs {
+        &*self.settings.vfs
+    }
+
     pub(crate) fn directory(&self) -> &Path {
         &self.settings.directory
     }
@@ -523,7 +527,7 @@ impl FilePool {
     ) -> Result<PreparedFile> {
         let vfs = &self.settings.vfs;
         let file = vfs
-            .open_direct(path, OpenMode::CreateNew)
+            .open(path, OpenMode::CreateNew)
             .map_err(|error| JournalError::io(path, "create", error))?;
         let prepared = file
             .allocate(capacity_bytes)
@@ -729,7 +733,10 @@ impl OutgoingRange {
         device: Option<&DeviceTurns>,
     ) -> std::result::Result<Option<StagingFile>, (OutgoingRange, WriteOutError)> {
         // Past the page cache the device has it when it is written out, otherwise when it is written back.
-        let is_direct = self.staged.is_some() && self.file.alignment_bytes() > 1;
+        let is_direct = self
+            .staged
+            .as_ref()
+            .is_some_and(|staged| staged.is_direct());
         if let Some(staged) = &self.staged
             && let Some(device) = device
         {

@@ -243,7 +243,7 @@ impl ActiveFile {
             generation: prepared.generation,
             capacity_bytes: prepared.capacity_bytes,
         };
-        let (mapped, staged) = staging.begin(Arc::clone(&prepared.file), &header);
+        let (mapped, staged) = staging.begin(pool.vfs(), &prepared.file, &header);
         let active = ActiveFile::new(prepared, mapped, Some(staged), pool.store_identity());
         Ok((active, is_staging_late || is_file_late))
     }

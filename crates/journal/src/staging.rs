@@ -29,7 +29,7 @@
 use std::io;
 use std::sync::Arc;
 
-use lightkv_vfs::{ALIGNMENT_BYTES_MAX, AlignedBuffer, Mapping, VfsFile};
+use lightkv_vfs::{ALIGNMENT_BYTES_MAX, AlignedBuffer, Mapping, OpenMode, Vfs, VfsFile};
 use parking_lot::Mutex;
 
 use crate::journal_layout::{FILE_HEADER_LEN_BYTES, FileHeader};
@@ -63,19 +63,30 @@ pub(crate) struct StagingFile {
 
 impl StagingFile {
     /// Begins its use for a journal file: who stores the entries, and what writes them out.
+    ///
+    /// The file is opened once more for that, past the page cache where that is possible: for the time of this use only, for a
+    /// store may have a hundred journal files, and its process few descriptors.
     pub(crate) fn begin(
         self,
-        journal_file: Arc<dyn VfsFile>,
+        vfs: &dyn Vfs,
+        journal_file: &Arc<dyn VfsFile>,
         header: &FileHeader,
     ) -> (MappedFile, Arc<StagedFile>) {
         let (mapped, entries) = MappedFile::split(self.mapping, &header.encode());
+        // Without a descriptor, say, the page cache serves.
+        let journal_file = vfs
+            .open_direct(journal_file.path(), OpenMode::ReadWrite)
+            .unwrap_or_else(|_| Arc::clone(journal_file));
         let staged = StagedFile {
-            journal_file,
+            is_direct: journal_file.alignment_bytes() > 1,
             number: self.number,
             staging_file: self.file,
             unwritten: Mutex::new(Unwritten {
                 offset: FILE_HEADER_LEN_BYTES as u64,
-                entries: Some(entries),
+                source: Some(Source {
+                    entries,
+                    journal_file,
+                }),
                 is_lost: false,
             }),
         };
@@ -86,7 +97,7 @@ impl StagingFile {
 /// A journal file whose entries are in staging first.
 #[derive(Debug)]
 pub(crate) struct StagedFile {
-    journal_file: Arc<dyn VfsFile>,
+    is_direct: bool,
     /// Of the staging file.
     number: usize,
     staging_file: Arc<dyn VfsFile>,
@@ -99,9 +110,16 @@ struct Unwritten {
     /// All before is in the journal file, or need not be.
     offset: u64,
     /// `None` once the staging file is free again: then there is nothing left to write.
-    entries: Option<StoredEntries>,
+    source: Option<Source>,
     /// See [`WriteOutError::Lost`].
     is_lost: bool,
+}
+
+/// What is written, and where it goes.
+#[derive(Debug)]
+struct Source {
+    entries: StoredEntries,
+    journal_file: Arc<dyn VfsFile>,
 }
 
 /// Why entries are not in their journal file.
@@ -117,17 +135,23 @@ pub(crate) enum WriteOutError {
 }
 
 impl StagedFile {
+    /// Whether what is written out is on the device, and need not be written back.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
     /// Writes the entries before an offset to the journal file, as far as they are not there yet.
     pub(crate) fn write_out(&self, end_offset: u64) -> Result<(), WriteOutError> {
         let mut unwritten = self.unwritten.lock();
         let start_offset = unwritten.offset;
-        if let Some(entries) = &unwritten.entries
+        if let Some(source) = &unwritten.source
             && start_offset < end_offset
         {
             if unwritten.is_lost {
                 return Err(WriteOutError::Lost(io::ErrorKind::Other.into()));
             }
-            self.write_range(entries, start_offset, end_offset)
+            source
+                .write_range(start_offset, end_offset)
                 .map_err(WriteOutError::Write)?;
             // Afterwards: a page that was dropped before it was read could not be written back before that.
             if let Err(error) = self.staging_file.check_writeback() {
@@ -135,36 +159,6 @@ impl StagedFile {
                 return Err(WriteOutError::Lost(error));
             }
             unwritten.offset = end_offset;
-        }
-        Ok(())
-    }
-
-    /// Writes a range to the journal file: past the page cache straight from staging, in whole pages, if the file is opened for that.
-    ///
-    /// INVARIANT. What was durable stays so. The page that holds the end of an earlier write is written again from its
-    /// beginning, with the bytes that it has there: torn or not, each sector of them is as it was. Behind the end of
-    /// the range its last page is filled with zeros, for nothing that counts stands there yet: offsets are written in order, and
-    /// the journal file is as long as its staging file, a number of whole pages.
-    fn write_range(
-        &self,
-        entries: &StoredEntries,
-        start_offset: u64,
-        end_offset: u64,
-    ) -> io::Result<()> {
-        let file = &self.journal_file;
-        if file.alignment_bytes() == 1 {
-            return file.write_all_at(entries.bytes(start_offset..end_offset), start_offset);
-        }
-        let start_page = start_offset - start_offset % PAGE_BYTES;
-        let end_page = end_offset - end_offset % PAGE_BYTES;
-        if start_page < end_page {
-            file.write_all_at(entries.bytes(start_page..end_page), start_page)?;
-        }
-        if end_page < end_offset {
-            let rest = entries.bytes(end_page..end_offset);
-            let mut page = AlignedBuffer::zeroed(PAGE_BYTES as usize);
-            page[..rest.len()].copy_from_slice(rest);
-            file.write_all_at(&page, end_page)?;
         }
         Ok(())
     }
@@ -190,13 +184,40 @@ impl StagedFile {
             return Err((mapped, error));
         }
         // Invariant: free only when all was written. From here on the journal file alone has the entries.
-        let entries = self.unwritten.lock().entries.take();
-        let entries = entries.expect("a staging file is given back once");
+        let source = self.unwritten.lock().source.take();
+        let entries = source.expect("a staging file is given back once").entries;
         Ok(StagingFile {
             number: self.number,
             file: Arc::clone(&self.staging_file),
             mapping: mapped.join(entries),
         })
+    }
+}
+
+impl Source {
+    /// Writes a range to the journal file: past the page cache straight from staging, in whole pages, if the file is opened for that.
+    ///
+    /// INVARIANT. What was durable stays so. The page that holds the end of an earlier write is written again from its
+    /// beginning, with the bytes that it has there: torn or not, each sector of them is as it was. Behind the end of
+    /// the range its last page is filled with zeros, for nothing that counts stands there yet: offsets are written in order, and
+    /// the journal file is as long as its staging file, a number of whole pages.
+    fn write_range(&self, start_offset: u64, end_offset: u64) -> io::Result<()> {
+        let (file, entries) = (&self.journal_file, &self.entries);
+        if file.alignment_bytes() == 1 {
+            return file.write_all_at(entries.bytes(start_offset..end_offset), start_offset);
+        }
+        let start_page = start_offset - start_offset % PAGE_BYTES;
+        let end_page = end_offset - end_offset % PAGE_BYTES;
+        if start_page < end_page {
+            file.write_all_at(entries.bytes(start_page..end_page), start_page)?;
+        }
+        if end_page < end_offset {
+            let rest = entries.bytes(end_page..end_offset);
+            let mut page = AlignedBuffer::zeroed(PAGE_BYTES as usize);
+            page[..rest.len()].copy_from_slice(rest);
+            file.write_all_at(&page, end_page)?;
+        }
+        Ok(())
     }
 }
 

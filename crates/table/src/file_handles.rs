@@ -99,9 +99,12 @@ impl FileHandles {
 
     /// See [`TableShared::with_descriptors`](crate::TableShared::with_descriptors).
     pub(crate) fn with_descriptors<T>(&self, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
-        match open() {
-            Err(error) if is_out_of_descriptors(&error) && self.shrink() => open(),
-            opened => opened,
+        loop {
+            match open() {
+                // Others take what is given back, so once may not be enough; each time there is less to give.
+                Err(error) if is_out_of_descriptors(&error) && self.shrink() => {}
+                opened => return opened,
+            }
         }
     }
 

@@ -264,8 +264,10 @@ impl Recovered {
     fn open_file(&self, path: &Path) -> Result<std::result::Result<KnownFile, &'static str>> {
         let file = self
             .vfs
-            .open_direct(path, OpenMode::ReadWrite)
+            .open(path, OpenMode::ReadWrite)
             .map_err(|error| JournalError::io(path, "open", error))?;
+        // Who reads entries says how far, and reads past the page cache where that is possible.
+        file.will_not_read_on();
         let (len_bytes, header) = self.read_header(&file)?;
         Ok(header.map(|header| KnownFile {
             file,

@@ -12,7 +12,8 @@
 //! for both. (A smaller one would be wrong: a record whose freed space comes back after a crash would count again.) (2) No table
 //! shows more than before: one that reaches over the boundary is taken only if both list it. What lies of it on the
 //! other side was rewritten there, perhaps without the tombstones that hid it. (3) Nothing of the two is under way: no
-//! flush, no merge, as for a split.
+//! flush, no merge, as for a split. (4) The manifest learns of joins, splits' flushes and merges of a range in the order in which
+//! they happened: the new partition is claimed until it is recorded.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -250,8 +251,11 @@ impl Store {
                 .fetch_add(retained, Ordering::Relaxed);
         }
         // Until the manifest knows of it nobody else changes its list of tables. Writers need not wait for that: after a crash
-        // there are two partitions again, and what was written since is newer than the numbers of both.
-        let _installing = joined.installing.lock();
+        // there are two partitions again, and what was written since is newer than the numbers of both. But it is claimed as
+        // for a merge, so that it is neither split nor joined: whoever took its place would record flushes first, and what
+        // is recorded here would then take them back.
+        let installing = joined.installing.lock();
+        joined.lock().compacting = true;
         self.replace_partition(std::slice::from_ref(&joined), &guard);
         for (part, writer) in [left, right].into_iter().zip(&mut writers) {
             writer.dead = true;
@@ -260,9 +264,10 @@ impl Store {
         drop(writers);
         drop(guard);
         self.counters.joins.fetch_add(1, Ordering::Relaxed);
-        self.background.queue_consideration(&joined);
-        self.commit_tables(&joined, flushed_through, &tables, Vec::new())?;
-        Ok(true)
+        let committed = self.commit_tables(&joined, flushed_through, &tables, Vec::new());
+        drop(installing);
+        self.end_claim(&joined);
+        committed.map(|()| true)
     }
 }
 
@@ -307,13 +312,89 @@ fn joined_tables(
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::path::Path;
+    use std::sync::mpsc;
+
+    use lightkv_vfs::{MemoryVfs, Operation};
+    use parking_lot::Mutex;
+    use proptest::prelude::*;
+
     use super::super::table_list::tests::listed;
     use super::*;
-    use proptest::prelude::*;
+    use crate::db::KeyRange;
+    use crate::{Options, Tuning, WriteOptions};
 
     fn numbers(tables: &[PartitionTable]) -> Vec<u64> {
         let number = |listed: &PartitionTable| listed.table.file_number();
         tables.iter().map(number).collect()
+    }
+
+    const JOINER: &str = "joiner";
+
+    /// A joined partition is written to at once, and may be large enough for a split before the manifest knows of it. If it was split
+    /// then, flushes of its halves could be recorded first, and the join would take them back: their tables were lost.
+    #[test]
+    fn a_joined_partition_stays_whole_until_it_is_recorded() {
+        let vfs = MemoryVfs::new();
+        let tuning = Tuning {
+            buffer_bytes: Some(1 << 20),
+            segment_bytes: Some(64 << 10),
+            chunk_bytes: Some(1 << 10),
+            max_leaf_nodes: Some(8),
+            // Nobody else joins.
+            cold_after_bytes: Some(u64::MAX),
+            ..Tuning::default()
+        };
+        let options = Options::new().vfs(Arc::new(vfs.clone())).tuning(tuning);
+        let store = super::super::recovery::open(Path::new("/store"), &options).unwrap();
+        store.background.start(&store, 1).unwrap();
+        let put = |key: &[u8]| {
+            let value = Some(&[7; 200][..]);
+            store.write_one(key, value, WriteOptions::new()).unwrap();
+        };
+        for number in 0..10_000_u32 {
+            put(&number.wrapping_mul(0x9E37_79B1).to_be_bytes());
+        }
+        store.compact_range(&KeyRange::new(..)).unwrap();
+        let (begun, waiting) = mpsc::channel();
+        let (go_on, released) = mpsc::channel::<()>();
+        let released = Mutex::new(released);
+        vfs.observe_changes(Some(Arc::new(move |operation| {
+            let is_joiner = std::thread::current().name() == Some(JOINER);
+            if is_joiner && operation == Operation::SyncData {
+                begun.send(()).unwrap();
+                let _ = released.lock().recv();
+            }
+        })));
+        let partitions = store.partitions();
+        let joiner = std::thread::Builder::new().name(JOINER.into());
+        std::thread::scope(|scope| {
+            let joiner = joiner
+                .spawn_scoped(scope, || {
+                    let mut pairs = partitions.windows(2);
+                    pairs.find(|pair| store.join(&pair[0], &pair[1]).unwrap())
+                })
+                .unwrap();
+            // Here, so that a failed check lets the joiner go.
+            let go_on = go_on;
+            waiting.recv().unwrap();
+            let joined = store
+                .partitions()
+                .into_iter()
+                .find(|joined| !partitions.iter().any(|known| Arc::ptr_eq(known, joined)))
+                .expect("published before it is recorded");
+            let mut number = 0_u32;
+            while !store.is_splittable(&joined.lock()) {
+                put(&[&joined.lower, &number.to_be_bytes()[..]].concat());
+                number += 1;
+            }
+            put(&[&joined.lower, &[9][..]].concat());
+            assert!(!joined.lock().dead, "split before it is recorded");
+            go_on.send(()).unwrap();
+            assert!(joiner.join().unwrap().is_some());
+            assert!(joined.lock().dead, "split as soon as it is recorded");
+        });
+        store.background.stop();
     }
 
     /// Both lists and the joined one, given the tables and which of them are in the left and in the right list.

@@ -216,7 +216,7 @@ pub(crate) struct Writer {
     pub(crate) tombstones_max: u64,
     /// A flush of this partition's oldest frozen leaf is running or queued.
     pub(crate) flushing: bool,
-    /// A compaction of this partition's tables is running or queued.
+    /// A compaction of this partition's tables is running or queued, or the manifest does not know yet that it was joined.
     pub(crate) compacting: bool,
 }
 

@@ -226,8 +226,8 @@ impl Store {
         }
     }
 
-    /// Gives a partition back after a compaction, and queues it again if its tables ask for another.
-    fn end_claim(&self, partition: &Arc<Partition>) {
+    /// Gives a partition back after a compaction or a join, and queues it again if its tables ask for a merge.
+    pub(crate) fn end_claim(&self, partition: &Arc<Partition>) {
         {
             let mut writer = partition.lock();
             writer.compacting = false;
