@@ -179,6 +179,19 @@ def long_form(seed: int, fuzz_targets: list[str]) -> list[Part]:
         "sequences", "every option set", test("it", "model::option_sets_do_not_change_what_is_seen"),
         {"LIGHTKV_MODEL_SEQUENCES": "4500", "LIGHTKV_MODEL_SEED": str(seed)},
     ))
+    # Threads that check what must always hold, and the same while splits, joins, flushes and merges take their time.
+    threads = [
+        "model::concurrent::partitions_follow_a_moving_load",
+        "model::concurrent::concurrent_batches_are_seen_whole_with_a_journal",
+        "model::concurrent::concurrent_batches_are_seen_whole_with_a_pool",
+        "model::concurrent::concurrent_batches_are_seen_whole_with_hash_tables",
+        "model::concurrent::concurrent_range_deletions_are_seen_whole",
+    ]
+    for name, tests in (("threads", threads), ("threads with pauses", ["model::pauses::steps_of_structural_changes_may_take_long"])):
+        parts.append(Part(
+            "sequences", name, test("it", *tests),
+            {"LIGHTKV_MODEL_STRESS_SECONDS": "60", "LIGHTKV_MODEL_SEED": str(seed)}, counts_tests=True,
+        ))
     damaged = (
         "closed_store", "killed_store", "closed_store_with_a_pool", "killed_store_with_a_pool",
         "closed_store_of_hikv", "killed_store_of_hikv", "killed_store_of_hikv_with_a_log", "checkpoint_of_hikv",

@@ -10,6 +10,7 @@ mod medium;
 mod minimise;
 mod operation;
 mod oracle;
+mod pauses;
 mod random;
 mod sequence;
 

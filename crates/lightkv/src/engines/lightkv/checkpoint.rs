@@ -53,6 +53,8 @@ impl Store {
                 break (state, held);
             }
         };
+        tracing::trace!(through, "the tables of a checkpoint are known");
+        held.iter().for_each(|table| table.share_file());
         drop(limit);
         drop(moment);
         let result = self.write_checkpoint(directory, state, through);

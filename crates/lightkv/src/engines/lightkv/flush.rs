@@ -225,8 +225,10 @@ impl Store {
             return Err(error);
         }
         let share_bytes = flushed.share_bytes;
+        tracing::trace!(share_bytes, "a leaf was written to tables");
         self.install_flush(partition, &leaf, flushed_through, flushed)?;
         let bytes = leaf.segment.bytes();
+        tracing::trace!("a flushed leaf is not listed any more");
         let is_flushed = leaf.end_flush();
         drop(leaf);
         // Relaxed: a clock that hints at what is cold.
@@ -427,6 +429,7 @@ impl Store {
             tables.insert(0, PartitionTable { table, weight: 0 });
         }
         self.commit_tables(partition, flushed_through, &tables, flushed.tables)?;
+        tracing::trace!("a flush was recorded");
         let tables = TableList::new(tables, &partition.lower);
         let wants_merge = self.wants_merge(partition, &tables);
         partition

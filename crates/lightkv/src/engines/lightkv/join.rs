@@ -134,6 +134,7 @@ impl Store {
         let allowed = self.sizes.max_leaf_nodes;
         let wanted = allowed.saturating_sub((allowed / ROOM_PART).max(1));
         let mut pairs = self.cold_pairs();
+        tracing::trace!(pairs = pairs.len(), "cold partitions were looked for");
         // Those that ask for least come last.
         pairs.sort_by_key(|pair| (pair.step, Reverse(pair.table_bytes)));
         let mut has_joined = false;
@@ -264,7 +265,9 @@ impl Store {
         drop(writers);
         drop(guard);
         self.counters.joins.fetch_add(1, Ordering::Relaxed);
+        tracing::trace!("two partitions were joined");
         let committed = self.commit_tables(&joined, flushed_through, &tables, Vec::new());
+        tracing::trace!("a join was recorded");
         drop(installing);
         self.end_claim(&joined);
         committed.map(|()| true)

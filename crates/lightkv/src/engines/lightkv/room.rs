@@ -167,6 +167,7 @@ impl Store {
             writer.flushing = true;
             self.background.queue_flush(partition.clone());
         }
+        tracing::trace!("a leaf was frozen");
     }
 
     /// Makes the slices of the top leaf start early enough that a key shares all bytes before them.
@@ -274,6 +275,7 @@ impl Store {
             }
         }
         self.counters.splits.fetch_add(1, Ordering::Relaxed);
+        tracing::trace!("a partition was split");
         true
     }
 

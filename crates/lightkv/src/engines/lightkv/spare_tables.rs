@@ -5,7 +5,7 @@
 //! written before. How much that is: docs/benchmarks.md, "Tables written over".
 //!
 //! INVARIANT: nothing can read a spare file. No durable manifest names it, no reader has it open, and it has no other
-//! name, as that of a checkpoint would be. So what a crash leaves of it is a file that no manifest names, under its
+//! name, as that of a checkpoint would be, nor had one since this store was opened. So what a crash leaves of it is a file that no manifest names, under its
 //! old number or its new one, and the next open removes it; and what an interrupted or lost write leaves of the old table
 //! within the new one does not pass its checksums, which depend on the table's number.
 

@@ -40,23 +40,28 @@ pub(crate) struct TableContext {
 pub(crate) struct Discarded {
     reader: Option<Arc<TableReader>>,
     path: PathBuf,
-    /// Length of a table; a value file is never written over.
+    /// Length of a table that another may be written over. Not of one whose file has, or had, a name in another store: a scan there may
+    /// read it still when that store has removed its name. A value file is never written over.
     table_len_bytes: Option<u64>,
 }
 
 impl TableContext {
     /// The table of that number; the same one for every partition that lists it.
     pub(crate) fn register(self: &Arc<Self>, metadata: TableMetadata) -> Arc<Table> {
+        self.register_as(metadata, false)
+    }
+
+    fn register_as(self: &Arc<Self>, metadata: TableMetadata, is_private: bool) -> Arc<Table> {
         let mut live = self.live.lock();
         live.entry(metadata.file_number)
-            .or_insert_with(|| Table::new(metadata, self.clone()))
+            .or_insert_with(|| Table::new(metadata, is_private, self.clone()))
             .clone()
     }
 
     /// As [`register`](TableContext::register), for a table that was just written: if there are gets, it is opened by the caller, a background
     /// thread, and not by the first get, which would wait for two reads more, one of which is long.
     pub(crate) fn register_new(self: &Arc<Self>, metadata: TableMetadata) -> Arc<Table> {
-        let table = self.register(metadata);
+        let table = self.register_as(metadata, true);
         if self.shared.device().has_had_reads() {
             // If it cannot be opened, its first use tries again, and tells.
             let _ = table.reader();
@@ -195,12 +200,14 @@ pub(crate) struct Table {
     opening: Mutex<()>,
     /// No manifest names it any more: the file goes with the last holder.
     obsolete: AtomicBool,
+    /// No other store knows its file: it was written since this one was opened, and went into no checkpoint.
+    is_private: AtomicBool,
     /// What it refers to stays as long as it does.
     values: Vec<Arc<ValueFile>>,
 }
 
 impl Table {
-    fn new(metadata: TableMetadata, context: Arc<TableContext>) -> Arc<Self> {
+    fn new(metadata: TableMetadata, is_private: bool, context: Arc<TableContext>) -> Arc<Self> {
         Arc::new(Self {
             values: context.values(&metadata.references),
             metadata,
@@ -208,7 +215,14 @@ impl Table {
             reader: std::sync::OnceLock::new(),
             opening: Mutex::new(()),
             obsolete: AtomicBool::new(false),
+            is_private: AtomicBool::new(is_private),
         })
+    }
+
+    /// Its file gets a name in another store.
+    pub(crate) fn share_file(&self) {
+        // Relaxed: the caller holds the table, and whoever drops it as the last one sees what was done before.
+        self.is_private.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn file_number(&self) -> u64 {
@@ -286,7 +300,8 @@ impl Drop for Table {
             self.context.discarded.lock().push(Discarded {
                 reader: self.reader.take(),
                 path: table_path(&self.context.directory, self.metadata.file_number),
-                table_len_bytes: Some(self.metadata.file_len_bytes),
+                table_len_bytes: (self.is_private.load(Ordering::Relaxed))
+                    .then_some(self.metadata.file_len_bytes),
             });
         }
     }
@@ -384,11 +399,12 @@ pub(crate) mod tests {
         }
 
         fn register(&self, file_number: u64, references: &[u64]) -> Arc<Table> {
-            self.context.register(TableMetadata {
+            let metadata = TableMetadata {
                 file_number,
                 references: references.to_vec(),
                 ..TableMetadata::default()
-            })
+            };
+            self.context.register_as(metadata, true)
         }
 
         fn exist(&self, paths: &[PathBuf]) -> Vec<bool> {
@@ -399,10 +415,10 @@ pub(crate) mod tests {
 
     const STORE: &str = "/store";
 
-    /// A table written over while a scan reads it would be damaged to the scan.
+    /// A table written over while a scan reads it would be damaged to the scan, be it one of another store that has removed its name of it.
     #[test]
-    fn only_a_table_that_nobody_reads_is_kept_to_be_written_over() {
-        for is_read in [false, true] {
+    fn only_a_table_that_nobody_can_read_is_kept_to_be_written_over() {
+        for (is_read, is_shared) in [(false, false), (true, false), (false, true)] {
             let files = Files::new(&[]);
             let context = &files.context;
             let path = [table_path(Path::new(STORE), 7)];
@@ -414,10 +430,14 @@ pub(crate) mod tests {
             let mut writer = TableWriter::create(vfs, &path[0], 7, options).unwrap();
             writer.add(b"key", 1, EntryKind::Put, b"value").unwrap();
             writer.finish().unwrap();
-            let table = context.register(TableMetadata {
+            let metadata = TableMetadata {
                 file_number: 7,
                 ..TableMetadata::default()
-            });
+            };
+            let table = context.register_as(metadata, true);
+            if is_shared {
+                table.share_file();
+            }
             let reader = TableReader::open(
                 context.vfs.clone(),
                 &path[0],
@@ -432,8 +452,9 @@ pub(crate) mod tests {
             drop(table);
             context.unregister(7, &[]);
             context.remove_discarded();
-            assert_eq!(files.exist(&path), [!is_read]);
-            assert_eq!(context.spares.take(0).is_some(), !is_read);
+            let is_kept = !is_read && !is_shared;
+            assert_eq!(files.exist(&path), [is_kept]);
+            assert_eq!(context.spares.take(0).is_some(), is_kept);
             if let Some(mut scan) = scan {
                 scan.seek_first().unwrap();
                 assert_eq!(scan.key(), b"key");

@@ -22,6 +22,7 @@ use lightkv::{Counters, Db, Scan, WriteBatch};
 use super::generator;
 use super::medium::{Medium, OPTION_SETS};
 use super::number_from_environment;
+use super::pauses;
 use super::random::Random;
 
 const WRITERS: usize = 4;
@@ -297,6 +298,7 @@ impl Stress {
 }
 
 fn stress(set_name: &str, time: Duration, seed: u64, pattern: Pattern) {
+    pauses::begin();
     let set = OPTION_SETS
         .iter()
         .find(|set| set.name == set_name)

@@ -322,6 +322,7 @@ impl Store {
         added: Vec<TableMetadata>,
         is_retaining: bool,
     ) -> Result<()> {
+        tracing::trace!(action = ?plan.action, "a merge was written");
         let _installing = partition.installing.lock();
         let guard = crossbeam_epoch::pin();
         let result = match plan.action {
@@ -348,6 +349,7 @@ impl Store {
         let tables = apply(partition.view(&guard).tables.by_age(), plan, result);
         let flushed_through = partition.flushed_through.load(Ordering::Relaxed);
         self.commit_tables(partition, flushed_through, &tables, added)?;
+        tracing::trace!(action = ?plan.action, "a merge was recorded");
         let tables = TableList::new(tables, &partition.lower);
         partition
             .scan_account
@@ -362,6 +364,7 @@ impl Store {
             partition.publish(&mut writer, view, &guard);
         }
         drop(guard);
+        tracing::trace!("merged tables are not listed any more");
         let (counter, count) = match plan.action {
             Action::Merge | Action::Gather | Action::Rewrite => (&self.counters.compactions, 1),
             Action::Drop => (&self.counters.table_drops, plan.inputs.len() as u64),
