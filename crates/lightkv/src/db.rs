@@ -237,7 +237,8 @@ impl Db {
         self.engine.clone().checkpoint(directory.as_ref())
     }
 
-    /// Reads every byte of the store and checks checksums, order, indexes and references.
+    /// Reads every byte of the store and checks checksums, order, indexes and references, and that newer versions of a key are met
+    /// before older ones. Reads tables twice where they lie above each other.
     ///
     /// # Errors
     /// The first [`Error::Corruption`] found.

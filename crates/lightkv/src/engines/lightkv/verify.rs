@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use lightkv_table::EntryKind;
+use lightkv_table::{EntryKind, IteratorOptions, TableIterator, TableReader};
 
+use super::partition::Partition;
 use super::store::Store;
+use super::table_list::TableList;
 use super::table_set::value_path;
 use super::value_file::{self, ValueReference};
 use crate::{Error, Result, VerifyReport};
@@ -33,6 +35,9 @@ impl Store {
                 });
             }
         }
+        for partition in self.partitions() {
+            self.verify_ages(&partition)?;
+        }
         let buffered_files = self.verify_buffer(&mut report)?;
         for &number in held_files.union(&buffered_files) {
             let path = value_path(&self.directory, number);
@@ -44,6 +49,44 @@ impl Store {
             }
         }
         Ok(report)
+    }
+
+    /// Checks what reads rely on: that of a key's versions in several tables of a partition the newest comes first.
+    fn verify_ages(&self, partition: &Partition) -> Result<()> {
+        let tables = partition.view(&crossbeam_epoch::pin()).tables.clone();
+        if tables.runs() < 2 {
+            return Ok(()); // within a table its own check has seen to it
+        }
+        let mut runs = (0..tables.runs())
+            .map(|run| RunWalk::begin(&tables, run, partition))
+            .collect::<Result<Vec<_>>>()?;
+        let mut key = Vec::new();
+        while let Some(smallest) = runs.iter().filter_map(RunWalk::key).min() {
+            key.clear();
+            key.extend_from_slice(smallest);
+            let mut newest_left = u64::MAX;
+            for run in &mut runs {
+                while run.key() == Some(&key) {
+                    let (sequence, reader) = run.version();
+                    if sequence > newest_left {
+                        return Err(Error::Corruption {
+                            file: reader.path().to_path_buf(),
+                            offset: 0,
+                            message: format!(
+                                "has version {sequence} of a key, and version {newest_left} is in a table that is \
+                                 read before it"
+                            ),
+                        });
+                    }
+                    newest_left = sequence;
+                    run.advance()?;
+                }
+            }
+            if self.health.is_closed() {
+                return Err(Error::Closed);
+            }
+        }
+        Ok(())
     }
 
     /// Checks the unflushed records' way to their index; returns the value files that the newest of each key
@@ -103,5 +146,106 @@ impl Store {
             })
         };
         Ok(is_buffered || is_in_a_table())
+    }
+}
+
+/// Read at once of a table, at most. There is one for each run of a partition.
+const WALK_BYTES: usize = 64 << 10;
+
+/// A walk through a run's entries that lie in a partition.
+struct RunWalk<'a> {
+    tables: &'a TableList,
+    run: usize,
+    upper: Option<&'a [u8]>,
+    /// Place of the present table within the run.
+    at: usize,
+    iterator: TableIterator,
+}
+
+impl<'a> RunWalk<'a> {
+    fn begin(tables: &'a TableList, run: usize, partition: &'a Partition) -> Result<Self> {
+        let mut iterator = Self::iterator(tables, run, 0)?;
+        iterator.seek(&partition.lower)?;
+        let mut walk = Self {
+            tables,
+            run,
+            upper: partition.upper.as_deref(),
+            at: 0,
+            iterator,
+        };
+        walk.settle()?;
+        Ok(walk)
+    }
+
+    fn iterator(tables: &TableList, run: usize, at: usize) -> Result<TableIterator> {
+        let options = IteratorOptions::compaction().with_read_ahead_max(WALK_BYTES);
+        tables.in_run(run, at).table.iterator(options)
+    }
+
+    /// `None` at the end.
+    fn key(&self) -> Option<&[u8]> {
+        let is_inside = |key: &&[u8]| self.upper.is_none_or(|upper| *key < upper);
+        (self.iterator.valid())
+            .then(|| self.iterator.key())
+            .filter(is_inside)
+    }
+
+    /// The present entry's number, and where it is.
+    fn version(&self) -> (u64, &TableReader) {
+        (self.iterator.sequence(), self.iterator.reader())
+    }
+
+    fn advance(&mut self) -> Result<()> {
+        self.iterator.next()?;
+        self.settle()
+    }
+
+    /// Goes on to the next table behind the end of one.
+    fn settle(&mut self) -> Result<()> {
+        while !self.iterator.valid() && self.at + 1 < self.tables.run_len(self.run) {
+            self.at += 1;
+            self.iterator = Self::iterator(self.tables, self.run, self.at)?;
+            self.iterator.seek_first()?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use lightkv_vfs::MemoryVfs;
+
+    use super::*;
+    use crate::{Options, WriteOptions};
+
+    #[test]
+    fn a_list_that_is_not_in_the_order_of_ages_is_damage() {
+        let options = Options::new().vfs(Arc::new(MemoryVfs::new()));
+        let store = super::super::recovery::open(Path::new("/store"), &options).unwrap();
+        store.background.start(&store, 1).unwrap();
+        for keys in [["a", "k"], ["k", "z"]] {
+            for key in keys {
+                store
+                    .write_one(key.as_bytes(), Some(b"value"), WriteOptions::new())
+                    .unwrap();
+            }
+            store.flush_all().unwrap();
+        }
+        assert_eq!(store.verify().unwrap().table_entries, 4);
+        let partition = &store.partitions()[0];
+        let guard = crossbeam_epoch::pin();
+        let mut writer = partition.lock();
+        let mut view = partition.view(&guard).clone();
+        let mut tables = view.tables.by_age().to_vec();
+        tables.reverse();
+        view.tables = TableList::new(tables, &partition.lower);
+        partition.publish(&mut writer, view, &guard);
+        drop((writer, guard));
+        let error = store.verify().unwrap_err().to_string();
+        assert!(error.contains("has version 3 of a key"), "{error}");
+        store.background.stop();
     }
 }

@@ -140,19 +140,22 @@ fn contents(
 impl Plan {
     /// The merge of one cluster of a whole list, given by ascending indices.
     pub(super) fn merge_of(tables: &[PartitionTable], cluster: &[usize]) -> Self {
-        let oldest = cluster.last().copied().unwrap_or(0);
+        let weight = tables[cluster.last().copied().unwrap_or(0)].weight;
+        // Nothing that is left overlaps the result, so it may go anywhere. Behind all of its group, since its weight may be larger.
+        let group_end = tables.partition_point(|listed| listed.weight <= weight);
         Self {
             action: Action::Merge,
             inputs: cluster.iter().map(|&index| tables[index].clone()).collect(),
-            // Weights do not fall along the list. At least 1: flushes go in front of it.
-            weight: tables[oldest].weight.max(1),
-            older: tables[oldest + 1..].to_vec(),
+            // At least 1: flushes go in front of it.
+            weight: weight.max(1),
+            older: tables[group_end..].to_vec(),
         }
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::plan::apply;
     use super::*;
     use crate::engines::lightkv::manifest::TableMetadata;
     use crate::engines::lightkv::table_list::tests::listed_with;
@@ -223,6 +226,28 @@ mod tests {
         tables.extend(rounds(18));
         let chosen = inputs(tables, 0).unwrap();
         assert_eq!((chosen.len(), chosen[0]), (21, 2));
+    }
+
+    #[test]
+    fn a_result_leaves_no_lighter_table_behind_it() {
+        let mut tables = vec![table(0..3000, false); 3];
+        // Of the lightest, too, and apart from what is merged.
+        tables.push(table(9_000..9_100, false));
+        let result = table(0..3000, false);
+        tables.extend([table(20_000..20_100, false), result]);
+        let mut tables: Vec<_> = tables.into_iter().map(|table| (table, 0)).collect();
+        tables[4].1 = 1;
+        let mut tables = listed_with(tables);
+        let mut result = tables.split_off(5);
+        let plan = POLICY.choose_for_garbage(&tables, b"", None, 0).unwrap();
+        assert_eq!((plan.inputs.len(), plan.weight), (3, 1));
+        result[0].weight = plan.weight;
+        let merged = apply(&tables, &plan, result);
+        let listed: Vec<_> = merged
+            .iter()
+            .map(|listed| (listed.table.file_number(), listed.weight))
+            .collect();
+        assert_eq!(listed, [(4, 0), (6, 1), (5, 1)]);
     }
 
     /// The sketches of some sets of keys say that a fifth of what was deleted is alive.

@@ -6,7 +6,8 @@
 //!                 \_____________/           a cluster of `compaction_size` levels: merged, becomes [2]
 //! ```
 //!
-//! INVARIANT. Weights do not fall along a list. A result takes the place behind all that is left of its
+//! INVARIANT. Weights do not fall along a list (that of a store that was written by an earlier state may have some that do, for
+//! which nothing is done, and nothing is wrong). A result takes the place behind all that is left of its
 //! group, so whatever is older than an input stays behind the result; nothing that is left
 //! overlaps it, because a cluster is taken whole.
 
@@ -194,6 +195,8 @@ pub(super) fn apply(
     debug_assert_eq!(list.len() + plan.inputs.len(), present.len());
     let at = list.len() - tail;
     list.splice(at..at, result);
+    let is_sorted = |tables: &[PartitionTable]| tables.is_sorted_by_key(|listed| listed.weight);
+    debug_assert!(is_sorted(&list) || !is_sorted(present));
     list
 }
 
