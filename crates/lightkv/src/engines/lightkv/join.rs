@@ -377,6 +377,7 @@ mod tests {
             let is_joiner = std::thread::current().name() == Some(JOINER);
             if is_joiner && operation == Operation::SyncData {
                 begun.send(()).unwrap();
+                // Until nobody can send any more.
                 let _ = released.lock().recv();
             }
         })));
@@ -404,7 +405,7 @@ mod tests {
             }
             put(&[&joined.lower, &[9][..]].concat());
             assert!(!joined.lock().dead, "split before it is recorded");
-            go_on.send(()).unwrap();
+            drop(go_on);
             assert!(joiner.join().unwrap().is_some());
             assert!(joined.lock().dead, "split as soon as it is recorded");
         });
