@@ -276,7 +276,7 @@ impl Store {
 
 /// The tables of two neighbours as one list, newest first, whose weights do not fall if theirs do not. `None` if a table reaches
 /// over the boundary and the lists do not agree on it.
-fn joined_tables(
+pub(crate) fn joined_tables(
     left: &[PartitionTable],
     right: &[PartitionTable],
     boundary: &[u8],

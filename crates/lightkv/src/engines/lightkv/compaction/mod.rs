@@ -24,6 +24,8 @@ use merge::MergeOutput;
 use plan::{Action, Plan, Policy, apply, merge_clusters};
 pub(crate) use trim::reaches_over;
 
+#[cfg(all(test, not(loom)))]
+mod ages_tests;
 mod deleted;
 mod garbage;
 mod gather;
