@@ -191,7 +191,31 @@ mod tests {
     use lightkv_vfs::MemoryVfs;
 
     use super::*;
-    use crate::Options;
+    use crate::{Options, WriteOptions};
+
+    /// Of a checkpoint's file, and of one of an earlier run, another store may have a name, or a scan that still reads it.
+    #[test]
+    fn only_tables_of_this_run_without_a_checkpoint_are_private() {
+        let vfs = Arc::new(MemoryVfs::new());
+        let options = Options::new().vfs(vfs.clone());
+        let store = super::super::recovery::open(Path::new("/store"), &options).unwrap();
+        let are_private = |store: &Store| -> Vec<bool> {
+            let tables = store.tables.all();
+            tables.iter().map(|table| table.is_private()).collect()
+        };
+        store.background.start(&store, 1).unwrap();
+        store
+            .write_one(b"key", Some(b"value"), WriteOptions::new())
+            .unwrap();
+        store.flush_all().unwrap();
+        assert_eq!(are_private(&store), [true]);
+        let options = Options::new().vfs(Arc::new(vfs.kill_image()));
+        let again = super::super::recovery::open(Path::new("/store"), &options).unwrap();
+        assert_eq!(are_private(&again), [false]);
+        store.checkpoint(Path::new("/copy")).unwrap();
+        assert_eq!(are_private(&store), [false]);
+        store.background.stop();
+    }
 
     /// Both waited for each other for half a minute, and with them every writer, until the range deletion gave up.
     #[test]

@@ -12,7 +12,7 @@
 //! for both. (A smaller one would be wrong: a record whose freed space comes back after a crash would count again.) (2) No table
 //! shows more than before: one that reaches over the boundary is taken only if both list it. What lies of it on the
 //! other side was rewritten there, perhaps without the tombstones that hid it. (3) Nothing of the two is under way: no
-//! flush, no merge, as for a split. (4) The manifest learns of joins, splits' flushes and merges of a range in the order in which
+//! flush, no merge, as for a split. (4) The manifest learns of joins, flushes and merges of a range in the order in which
 //! they happened: the new partition is claimed until it is recorded.
 
 use std::cmp::Reverse;

@@ -225,6 +225,11 @@ impl Table {
         self.is_private.store(false, Ordering::Relaxed);
     }
 
+    /// Whether no other store knows its file, nor did.
+    pub(crate) fn is_private(&self) -> bool {
+        self.is_private.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn file_number(&self) -> u64 {
         self.metadata.file_number
     }
@@ -300,8 +305,7 @@ impl Drop for Table {
             self.context.discarded.lock().push(Discarded {
                 reader: self.reader.take(),
                 path: table_path(&self.context.directory, self.metadata.file_number),
-                table_len_bytes: (self.is_private.load(Ordering::Relaxed))
-                    .then_some(self.metadata.file_len_bytes),
+                table_len_bytes: (self.is_private()).then_some(self.metadata.file_len_bytes),
             });
         }
     }
