@@ -8,10 +8,15 @@
 //! are found past this cache (`block_slots.rs`). Of scans, a full cache takes only blocks that were
 //! met before (`doorkeeper.rs`).
 //!
-//! INVARIANTS. Keys name a table and a place or hash in it. Tables never change and their numbers are never
+//! INVARIANTS. A block is known by its table and its place there, a record by the hash of its key, with the tables
+//! it stands for beside it: in each of them it is the newest version of its key. Tables never change and their numbers are never
 //! used again, so nothing that is cached can become wrong; what belongs to dropped tables is only useless and
-//! ages out. A cached record is the newest version of its key in its table. What is in here was checked
-//! against its checksum when it was read, or was put here by who wrote it (indexes of new tables).
+//! ages out. What is in here was checked against its checksum when it was read, or was put here by who wrote it (indexes of
+//! new tables, records of flushes).
+//!
+//! REWRITES. A record that a merge copies to another table stands for that one too from then on, while the merge is not through also
+//! still for the one it came from; a version that a newer one lies above goes ([`TableCache::carry_record`]). So what is read often
+//! stays cached while its tables come and go.
 //!
 //! MEMORY. What is cached lies in an arena of its own (`lightkv_memory`), so that its size is known and it can be given
 //! back, which no general allocator promises. The arena has as many chunks as the capacity allows beside the entries of
@@ -36,7 +41,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Table and offset of a block in its file; blocks of the index are blocks like others.
 pub(crate) type BlockKey = (u64, u64);
 
-/// A table, and in it the offset of a block, doubled, or the hash of a key with its last bit set.
+/// A table and the offset of a block in it, doubled; or no table, and the hash of a key with its last bit set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct CacheKey {
     table_id: u64,
@@ -49,23 +54,33 @@ impl CacheKey {
         Self { table_id, place }
     }
 
-    fn of_record(table_id: u64, hash: u64) -> Self {
-        let place = hash | 1;
-        Self { table_id, place }
+    fn of_record(hash: u64) -> Self {
+        Self {
+            table_id: 0,
+            place: hash | 1,
+        }
     }
 }
 
 #[derive(Clone)]
 enum Cached {
     Block(Arc<Block>),
-    Record(SharedBytes),
+    Record(CachedRecord),
+}
+
+/// The newest version of its key in each of two tables.
+#[derive(Clone)]
+struct CachedRecord {
+    bytes: SharedBytes,
+    /// The last two that it came to; twice the same if it was only in one.
+    tables: [u64; 2],
 }
 
 impl Cached {
     fn bytes(&self) -> Option<&SharedBytes> {
         match self {
             Self::Block(block) => block.cached_bytes().map(|cached| &cached.bytes),
-            Self::Record(record) => Some(record),
+            Self::Record(record) => Some(&record.bytes),
         }
     }
 
@@ -102,7 +117,7 @@ impl Lifecycle<CacheKey, Cached> for ClearSlot {
 
 /// What the policy has for an entry, and for what it remembers of evicted ones: measured with entries of 100 and
 /// 1,000 bytes (`MemoryUsed` of `quick_cache`), room for growth included.
-const ENTRY_BYTES: u64 = 128;
+const ENTRY_BYTES: u64 = 144;
 /// What is evicted at once when there is no room: such a part of the capacity, and no more than takes a moment.
 const FILL_STEP_PART: u64 = 128;
 const FILL_STEP_BYTES_MAX: u64 = 1 << 20;
@@ -135,29 +150,22 @@ impl Weighter<CacheKey, Cached> for ByMemory {
 const RECORD_HEAD_BYTES: usize = 13;
 
 /// What comes before key and value.
-fn encode_head(key: &[u8], found: &Found) -> [u8; RECORD_HEAD_BYTES] {
+fn encode_head(key: &[u8], sequence: u64, kind: EntryKind) -> [u8; RECORD_HEAD_BYTES] {
     let mut head = [0; RECORD_HEAD_BYTES];
-    head[..8].copy_from_slice(&found.sequence.to_le_bytes());
-    head[8] = found.kind as u8;
+    head[..8].copy_from_slice(&sequence.to_le_bytes());
+    head[8] = kind as u8;
     head[9..].copy_from_slice(&(key.len() as u32).to_le_bytes());
     head
 }
 
-/// Takes the value out of a record, if it is that of `key` and not newer than `max_sequence`.
-fn decode_record(bytes: &[u8], key: &[u8], max_sequence: u64) -> Option<Found> {
+/// Sequence number, kind and value of a record, if it is one of `key`.
+fn decode_record<'a>(bytes: &'a [u8], key: &[u8]) -> Option<(u64, EntryKind, &'a [u8])> {
     let (sequence, rest) = bytes.split_first_chunk::<8>()?;
     let (&kind, rest) = rest.split_first()?;
     let (key_len, rest) = rest.split_first_chunk::<4>()?;
     let (own_key, value) = rest.split_at_checked(u32::from_le_bytes(*key_len) as usize)?;
-    let sequence = u64::from_le_bytes(*sequence);
-    if own_key != key || sequence > max_sequence {
-        return None;
-    }
-    Some(Found {
-        sequence,
-        kind: EntryKind::from_number(kind)?,
-        value: value.into(),
-    })
+    let kind = EntryKind::from_number(kind)?;
+    (own_key == key).then_some((u64::from_le_bytes(*sequence), kind, value))
 }
 
 /// The cache of one store.
@@ -178,6 +186,8 @@ pub(crate) struct TableCache {
     slot_bytes: AtomicU64,
     /// What hints will take of the capacity, made or not (`line_hints.rs`).
     line_hints_bytes: u64,
+    /// A record was ever kept.
+    has_records: AtomicBool,
 }
 
 impl TableCache {
@@ -196,6 +206,7 @@ impl TableCache {
             open_table_bytes: AtomicU64::new(0),
             slot_bytes: AtomicU64::new(0),
             line_hints_bytes: line_hints_bytes(capacity_bytes),
+            has_records: AtomicBool::new(false),
         }
     }
 
@@ -421,19 +432,64 @@ impl TableCache {
         max_sequence: u64,
     ) -> Option<Found> {
         let entries = self.entries.as_ref()?;
-        match entries.get(&CacheKey::of_record(table_id, hash))? {
-            Cached::Record(record) => decode_record(&record, key, max_sequence),
-            Cached::Block(_) => None,
+        let Cached::Record(record) = entries.get(&CacheKey::of_record(hash))? else {
+            return None;
+        };
+        if !record.tables.contains(&table_id) {
+            return None;
         }
+        let (sequence, kind, value) = decode_record(&record.bytes, key)?;
+        (sequence <= max_sequence).then(|| Found {
+            sequence,
+            kind,
+            value: value.into(),
+        })
     }
 
     /// Keeps the newest version of `key` in a table, if there is room for it.
-    pub(crate) fn insert_record(&self, table_id: u64, hash: u64, key: &[u8], found: &Found) {
+    pub(crate) fn insert_record(
+        &self,
+        table_id: u64,
+        hash: u64,
+        key: &[u8],
+        (sequence, kind, value): (u64, EntryKind, &[u8]),
+    ) {
         if let Some(entries) = &self.entries {
-            let head = encode_head(key, found);
-            if let Some(record) = self.store(entries, &[&head, key, &found.value]) {
-                entries.insert(CacheKey::of_record(table_id, hash), Cached::Record(record));
+            let head = encode_head(key, sequence, kind);
+            if let Some(bytes) = self.store(entries, &[&head, key, value]) {
+                let tables = [table_id; 2];
+                let record = Cached::Record(CachedRecord { bytes, tables });
+                entries.insert(CacheKey::of_record(hash), record);
+                if !self.has_records() {
+                    self.has_records.store(true, Ordering::Relaxed);
+                }
             }
+        }
+    }
+
+    /// Whether [`TableCache::carry_record`] could find something. Relaxed: who looks a moment too early carries nothing.
+    pub(crate) fn has_records(&self) -> bool {
+        self.has_records.load(Ordering::Relaxed)
+    }
+
+    /// Takes note that this is the newest version of `key` in a new table. If it is cached, it stands for that table, too; an older one
+    /// is not needed any more where the table is.
+    pub(crate) fn carry_record(&self, table_id: u64, hash: u64, key: &[u8], sequence: u64) {
+        let Some(entries) = &self.entries else { return };
+        let place = CacheKey::of_record(hash);
+        let Some(Cached::Record(record)) = entries.peek(&place) else {
+            return;
+        };
+        match decode_record(&record.bytes, key) {
+            Some((cached, ..)) if cached == sequence => {
+                let tables = [record.tables[1], table_id];
+                // Somebody else may have replaced or evicted it since the look. What is put here is right whatever was there, and what is
+                // not there does not come back. Soft: this is no use.
+                let record = Cached::Record(CachedRecord { tables, ..record });
+                _ = entries.replace(place, record, true);
+            }
+            Some((cached, ..)) if cached < sequence => _ = entries.remove(&place),
+            _ => {}
         }
     }
 }
@@ -520,12 +576,16 @@ mod tests {
         Payload::new(bytes, PayloadLayout::default())
     }
 
-    fn found(sequence: u64, value: &[u8]) -> Found {
-        Found {
+    fn put(sequence: u64, value: &[u8]) -> (u64, EntryKind, &[u8]) {
+        (sequence, EntryKind::Put, value)
+    }
+
+    fn found((sequence, kind, value): (u64, EntryKind, &[u8])) -> Option<Found> {
+        Some(Found {
             sequence,
-            kind: EntryKind::Put,
+            kind,
             value: value.into(),
-        }
+        })
     }
 
     #[test]
@@ -534,7 +594,7 @@ mod tests {
             let cache = TableCache::new(capacity_bytes);
             for number in 0..5000u64 {
                 cache.insert_block((number % 2, number), block(&[0; 4000]));
-                cache.insert_record(2, number << 1, b"key", &found(1, &[0; 100]));
+                cache.insert_record(2, number << 1, b"key", put(1, &[0; 100]));
                 assert!(cache.used_bytes() <= capacity_bytes);
                 assert!(cache.memory_bytes() <= capacity_bytes);
             }
@@ -553,23 +613,63 @@ mod tests {
     #[test]
     fn a_record_is_found_by_its_whole_key_at_moments_that_see_it() {
         let cache = TableCache::new(1 << 20);
-        let record = found(10, b"value");
-        cache.insert_record(1, 77, b"key", &record);
-        assert_eq!(cache.record(1, 77, b"key", 10), Some(record.clone()));
-        assert_eq!(cache.record(1, 77, b"key", u64::MAX), Some(record));
+        let record = put(10, b"value");
+        cache.insert_record(1, 77, b"key", record);
+        assert_eq!(cache.record(1, 77, b"key", 10), found(record));
+        assert_eq!(cache.record(1, 77, b"key", u64::MAX), found(record));
         assert_eq!(cache.record(1, 77, b"key", 9), None, "too new");
         assert_eq!(cache.record(1, 77, b"kez", 10), None, "same hash");
         assert_eq!(cache.record(2, 77, b"key", 10), None, "other table");
         assert_eq!(cache.record(1, 79, b"key", 10), None, "other hash");
         for empty in [&b""[..], b"k"] {
-            let tombstone = Found {
-                sequence: 3,
-                kind: EntryKind::Delete,
-                value: Box::default(),
-            };
-            cache.insert_record(1, 5, empty, &tombstone);
-            assert_eq!(cache.record(1, 5, empty, 3), Some(tombstone));
+            let tombstone = (3, EntryKind::Delete, &b""[..]);
+            cache.insert_record(1, 5, empty, tombstone);
+            assert_eq!(cache.record(1, 5, empty, 3), found(tombstone));
         }
+    }
+
+    #[test]
+    fn a_record_follows_its_key_from_table_to_table() {
+        let cache = TableCache::new(1 << 20);
+        let record = put(10, b"value");
+        let in_table = |table_id| cache.record(table_id, 77, b"key", u64::MAX);
+        cache.insert_record(1, 77, b"key", record);
+        cache.carry_record(2, 77, b"key", 10);
+        assert_eq!(in_table(1), found(record), "the merge is not through yet");
+        assert_eq!(in_table(2), found(record));
+        cache.carry_record(3, 77, b"key", 10);
+        assert_eq!(in_table(1), None, "merged long ago");
+        assert_eq!(in_table(2), found(record));
+        assert_eq!(in_table(3), found(record));
+        cache.carry_record(4, 77, b"kez", 10);
+        assert_eq!(in_table(4), None, "another key of that hash");
+        cache.carry_record(4, 77, b"key", 9);
+        assert_eq!(in_table(4), None, "an older version");
+        assert_eq!(in_table(3), found(record));
+        cache.carry_record(4, 77, b"key", 11);
+        assert_eq!(in_table(3), None, "covered by a newer one");
+        assert_eq!(cache.used_bytes(), 0);
+        cache.carry_record(5, 77, b"key", 11);
+        assert_eq!(in_table(5), None, "nothing to carry");
+    }
+
+    /// A merge knows of what many gets use: to it, that is no use.
+    #[test]
+    fn what_merges_carry_is_not_used_by_that() {
+        let cache = TableCache::new(1 << 20);
+        let is_cached = |number: u64| cache.record(1, number << 1, b"key", 1).is_some();
+        let insert = |number| cache.insert_record(1, number << 1, b"key", put(1, &[0; 1000]));
+        (0..2000).for_each(insert);
+        let carried = 2000..2050;
+        carried.clone().for_each(insert);
+        for number in 3000..5000 {
+            insert(number);
+            // Ever so often, and still read only once.
+            let carry = |number| cache.carry_record(1, number << 1, b"key", 1);
+            carried.clone().for_each(carry);
+        }
+        let kept = carried.filter(|number| is_cached(*number)).count();
+        assert!(kept < 10, "{kept} stayed");
     }
 
     #[test]
@@ -580,7 +680,7 @@ mod tests {
         for round in 0..20u64 {
             for number in 0..hot {
                 if !is_cached(number) {
-                    cache.insert_record(1, number << 1, b"key", &found(1, &[0; 1000]));
+                    cache.insert_record(1, number << 1, b"key", put(1, &[0; 1000]));
                 }
             }
             for number in 0..2000 {
@@ -634,7 +734,7 @@ mod tests {
             for _ in 0..entries {
                 number += 1;
                 if round % 2 == 0 {
-                    cache.insert_record(7, number << 1, b"key", &found(1, &vec![5; len]));
+                    cache.insert_record(7, number << 1, b"key", put(1, &vec![5; len]));
                     kept += u64::from(cache.record(7, number << 1, b"key", 1).is_some());
                 } else {
                     kept += u64::from(
@@ -667,7 +767,7 @@ mod tests {
         for number in 0..10_000 {
             let kept = cache.insert_block((1, number), block(&[0; 4000]));
             held.extend(kept.filter(|_| number % 1000 == 0));
-            cache.insert_record(2, number << 1, b"key", &found(1, &[0; 100]));
+            cache.insert_record(2, number << 1, b"key", put(1, &[0; 100]));
         }
         assert!(cache.memory_bytes() > capacity_bytes * 8 / 10);
         cache.set_capacity_bytes(capacity_bytes / 4);
@@ -682,7 +782,7 @@ mod tests {
     fn no_cache_caches_nothing() {
         let cache = TableCache::new(0);
         cache.insert_block((1, 1), block(&[0; 10]));
-        cache.insert_record(1, 1, b"key", &found(1, b"value"));
+        cache.insert_record(1, 1, b"key", put(1, b"value"));
         assert!(!cache.has_block((1, 1)));
         assert_eq!(cache.record(1, 1, b"key", 1), None);
         assert_eq!((cache.used_bytes(), cache.capacity_bytes()), (0, 0));

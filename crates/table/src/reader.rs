@@ -368,9 +368,10 @@ impl TableReader {
                         && is_worth_caching
                         && max_sequence >= self.properties.max_sequence
                     {
+                        let record = (found.sequence, found.kind, &*found.value);
                         self.shared
                             .cache
-                            .insert_record(self.table_id, hash, key, &found);
+                            .insert_record(self.table_id, hash, key, record);
                     }
                     return Ok(Some(found));
                 }

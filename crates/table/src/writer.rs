@@ -341,7 +341,16 @@ impl TableWriter {
             self.separators.push(key, shared, sequence, first, same_key);
         }
         if !same_key {
-            self.hashes.push((self.hash)(self.options.hash_seed, key));
+            let hash = (self.hash)(self.options.hash_seed, key);
+            self.hashes.push(hash);
+            if let Some(shared) = &self.shared
+                && shared.cache.has_records()
+            {
+                // The first entry of a key is its newest version in this table.
+                shared
+                    .cache
+                    .carry_record(self.table_id, hash, key, sequence);
+            }
             // More blocks than this are refused by `finish_block`.
             self.hash_blocks.push((self.offsets.len() - 1) as u32);
             self.properties.distinct_keys += 1;
@@ -358,6 +367,19 @@ impl TableWriter {
         self.properties.min_sequence = self.properties.min_sequence.min(sequence);
         self.properties.max_sequence = self.properties.max_sequence.max(sequence);
         Ok(())
+    }
+
+    /// Puts the entry just added into the cache, as a get would that found it in the finished table. It must be the first of its key.
+    /// Without effect before [`TableWriter::create_shared`], and where gets leave no records.
+    pub fn cache_last(&self, kind: EntryKind, value: &[u8]) {
+        if let (Some(shared), Some(&hash)) = (&self.shared, self.hashes.last())
+            && !shared.cache.keeps_only_blocks()
+        {
+            let record = (self.last_sequence, kind, value);
+            shared
+                .cache
+                .insert_record(self.table_id, hash, &self.last_key, record);
+        }
     }
 
     /// Notes that entries refer to a value file. Any order, repetitions allowed.

@@ -192,6 +192,39 @@ fn flushed_store(directory: &std::path::Path, records: u64) -> Db {
     db
 }
 
+/// A flush leaves copies of what gets found in the buffer, and what is cached stays so when merges rewrite it.
+#[test]
+fn what_is_read_again_is_in_memory_whatever_is_flushed_and_merged() {
+    let directory = tempfile::tempdir().unwrap();
+    let records = 50_000;
+    let db = flushed_store(directory.path(), records);
+    let hot = || (0..1000).map(|at| at * 97 % records * 2);
+    let table_reads = |round: u8| {
+        wait_for_rest(&db);
+        let before = db.stats().counters;
+        for number in hot() {
+            assert_eq!(&*db.get(key(number)).unwrap().unwrap(), [round; 1024]);
+        }
+        db.stats().counters.since(&before).table_reads
+    };
+    let write = |round: u8| hot().for_each(|number| db.put(key(number), [round; 1024]).unwrap());
+    // Nobody read them before the flush.
+    write(201);
+    db.flush().unwrap();
+    assert_eq!(table_reads(201), 1000);
+    assert_eq!(table_reads(201), 0, "they fit the cache");
+    for round in 202..206 {
+        write(round);
+        assert_eq!(table_reads(round), 0, "in the buffer");
+        db.flush().unwrap();
+        assert!(table_reads(round) < 20, "flushed");
+        let before = db.stats().counters;
+        db.compact(..).unwrap();
+        assert!(db.stats().counters.since(&before).compactions > 0);
+        assert!(table_reads(round) < 20, "merged");
+    }
+}
+
 #[test]
 fn scans_read_what_they_return_and_nothing_behind_their_end() {
     let directory = tempfile::tempdir().unwrap();

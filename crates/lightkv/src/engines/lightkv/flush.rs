@@ -317,7 +317,7 @@ impl Store {
             {
                 versions.pop();
             }
-            for record in &versions {
+            for (age, record) in versions.iter().enumerate() {
                 let writer = match &mut writer {
                     Some(writer) => writer,
                     None => writer.insert(self.new_table(leaf.segment.bytes())?),
@@ -328,6 +328,9 @@ impl Store {
                     writer.add_reference(reference.file_number);
                 }
                 writer.add(record.key, record.sequence, record.kind, record.value)?;
+                if age == 0 && self.read_marks.take(self.hash(record.key).0) {
+                    writer.cache_last(record.kind, record.value);
+                }
             }
         }
         if let Some(writer) = writer {

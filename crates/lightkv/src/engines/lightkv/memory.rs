@@ -56,7 +56,7 @@ pub(crate) struct MemoryParts {
     pub(crate) buffer: u64,
     /// Journal files that are being written or made ready.
     pub(crate) journal: u64,
-    /// Prefix tree, top leaves and frozen leaves.
+    /// Prefix tree, top leaves and frozen leaves, marks of what was read of them.
     pub(crate) leaves: u64,
     /// Sorted views of leaves.
     pub(crate) sorted_views: u64,
@@ -189,7 +189,7 @@ impl Store {
         };
         let guard = crossbeam_epoch::pin();
         let tree = self.tree(&guard);
-        parts.leaves += tree.memory_bytes() as u64;
+        parts.leaves += tree.memory_bytes() as u64 + self.read_marks.memory_bytes();
         for partition in tree.leaves() {
             parts.descriptions += DESCRIPTION_BYTES;
             let view = partition.view(&guard);

@@ -25,6 +25,7 @@
 //! | `recovery`, `checkpoint`, `pool_image` | how what survives comes back; `engines/manifest` has the rest |
 //! | `delete_range`, `range_deletions` | deleting all keys of a range |
 //! | `table_list`, `run_source` | the tables of a partition as runs |
+//! | `memory`, `sizes`, `read_marks` | the memory budget, and what stays in memory |
 //!
 //! # Where we leave the paper, and why
 //!
@@ -77,6 +78,7 @@ mod pool_image_layout;
 mod range_deletions;
 mod range_purge;
 mod read;
+mod read_marks;
 mod record_layout;
 mod recovery;
 mod room;

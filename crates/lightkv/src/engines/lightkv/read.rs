@@ -114,7 +114,12 @@ impl Store {
                 let limits = (sequence_max, deleted_below);
                 if let Some(found) = self.find_in_leaf::<RANGES>(leaf, key, signature, limits) {
                     match found {
-                        InLeaf::Value(value) => return Ok(Some(value)),
+                        InLeaf::Value(value) => {
+                            if !view.tables.is_empty() {
+                                self.read_marks.set(hash);
+                            }
+                            return Ok(Some(value));
+                        }
                         InLeaf::Deleted => return Ok(None),
                         InLeaf::Large(reference) => {
                             // The guard keeps the segment and with it the file.

@@ -24,6 +24,7 @@ use super::pacing::Pacing;
 use super::partition::{Partition, View};
 use super::range_deletions::{RangeList, Retention};
 use super::range_purge::PurgeSchedule;
+use super::read_marks::ReadMarks;
 use super::readers::collect_garbage;
 use super::scan_lengths::ScanLengths;
 use super::sizes::Sizes;
@@ -85,6 +86,7 @@ pub(crate) struct Store {
     pub(crate) frozen_bytes: AtomicU64,
     pub(crate) snapshots: Snapshots,
     pub(crate) scan_lengths: ScanLengths,
+    pub(crate) read_marks: ReadMarks,
     /// Some partition's `retained_garbage` is not 0.
     pub(crate) has_retained_garbage: AtomicBool,
     pub(crate) counters: EngineCounters,
@@ -175,6 +177,7 @@ impl Store {
             frozen_bytes: AtomicU64::new(0),
             snapshots: Snapshots::default(),
             scan_lengths: ScanLengths::default(),
+            read_marks: ReadMarks::new(parts.sizes.buffer_bytes_max),
             has_retained_garbage: AtomicBool::new(false),
             counters: EngineCounters::default(),
             pacing: Pacing::new(
