@@ -175,6 +175,8 @@ pub(crate) struct TableCache {
     doorkeeper: Doorkeeper,
     /// Relaxed, as all numbers here: limits, which hold a moment later.
     capacity_bytes: AtomicU64,
+    /// What it will be when it is needed, if that is more.
+    reachable_bytes: AtomicU64,
     /// What [`TableCache::has_room`] saw last, or that something found none since.
     had_room: AtomicBool,
     fill: Mutex<Fill>,
@@ -198,6 +200,7 @@ impl TableCache {
             memory: ByteArena::new(chunk_bytes(capacity_bytes)),
             doorkeeper: Doorkeeper::new(capacity_bytes),
             capacity_bytes: AtomicU64::new(capacity_bytes),
+            reachable_bytes: AtomicU64::new(0),
             had_room: AtomicBool::new(true),
             fill: Mutex::new(Fill {
                 bytes: capacity_bytes,
@@ -234,6 +237,20 @@ impl TableCache {
         match &self.entries {
             Some(_) => self.capacity_bytes.load(Ordering::Relaxed),
             None => 0,
+        }
+    }
+
+    /// Says what the capacity will be when it is needed.
+    pub(crate) fn set_reachable_bytes(&self, reachable_bytes: u64) {
+        self.reachable_bytes
+            .store(reachable_bytes, Ordering::Relaxed);
+    }
+
+    /// The capacity, now or when it is needed.
+    fn reachable_bytes(&self) -> u64 {
+        match self.capacity_bytes() {
+            0 => 0,
+            now => now.max(self.reachable_bytes.load(Ordering::Relaxed)),
         }
     }
 
@@ -319,8 +336,8 @@ impl TableCache {
     pub(crate) fn holds_all_tables(&self) -> bool {
         let table_bytes = self.open_table_bytes.load(Ordering::Relaxed);
         // Of blocks of the smallest usual size, index, slot, entry of the policy and rounding cost that much more than the file.
-        let capacity_bytes = self.capacity_bytes().saturating_sub(self.line_hints_bytes);
-        table_bytes + table_bytes / 7 <= capacity_bytes
+        let reachable_bytes = self.reachable_bytes().saturating_sub(self.line_hints_bytes);
+        table_bytes + table_bytes / 7 <= reachable_bytes
     }
 
     /// Whether there is room for the records of all open tables beside their blocks. Then gets leave both:
@@ -328,7 +345,7 @@ impl TableCache {
     pub(crate) fn holds_all_twice(&self) -> bool {
         let table_bytes = self.open_table_bytes.load(Ordering::Relaxed);
         // Entries of short records are longer than the records.
-        table_bytes * 3 <= self.capacity_bytes()
+        table_bytes * 3 <= self.reachable_bytes()
     }
 
     /// Whether gets leave blocks and no records: a look for a record would be in vain.
@@ -717,6 +734,15 @@ mod tests {
         assert!(cache.holds_all_tables());
         cache.table_closed(5 << 20);
         assert!(cache.holds_all_twice());
+        // It will be larger when it is full.
+        cache.table_opened(8 << 20);
+        assert!(!cache.holds_all_tables());
+        cache.set_reachable_bytes(20 << 20);
+        assert!(cache.holds_all_tables());
+        let none = TableCache::new(0);
+        none.set_reachable_bytes(20 << 20);
+        none.table_opened(1 << 20);
+        assert!(!none.holds_all_tables());
     }
 
     /// Entries of other lengths than before find room, though what is evicted leaves holes of the old lengths.

@@ -29,6 +29,11 @@ use std::sync::{Arc, OnceLock};
 /// A thread's buffer for reading single blocks keeps no more memory than this between reads.
 const KEPT_BUFFER_BYTES_MAX: usize = 64 << 10;
 
+/// So many blocks a get reads together where all are kept, of at most so many bytes: a read of 32 KiB takes hardly longer than one of
+/// 4, but each block takes a copy and an index.
+const NEIGHBOURS: u32 = 8;
+const NEIGHBOURS_BYTES_MAX: u64 = 40 << 10;
+
 thread_local! {
     /// Where this thread reads single blocks to. Taken out while in use.
     static READ_BUFFER: Cell<AlignedBuffer> = const { Cell::new(AlignedBuffer::new()) };
@@ -403,11 +408,7 @@ impl TableReader {
             return Ok((found, cache.holds_all_twice()));
         }
         if fill_cache && cache.holds_all_tables() {
-            let loaded = if cache.keeps_only_blocks() {
-                self.read_indexed(block, offset, len)?
-            } else {
-                self.read_stored(offset, len, true)?
-            };
+            let loaded = self.read_with_neighbours(block, offset, len)?;
             return Ok((find(loaded.payload()).map_err(damaged)?, false));
         }
         let found = self.with_stored(offset, len, |stored| {
@@ -625,18 +626,71 @@ impl TableReader {
         })
     }
 
-    /// Reads a data block for a get, and caches it so that others find their entries at once.
-    fn read_indexed(&self, block: u32, offset: u64, len: usize) -> Result<Arc<Block>> {
-        self.with_stored(offset, len, |stored| {
-            let mut scratch = Vec::new();
-            let opened = open_stored(stored, self.seed, offset, &mut scratch)?;
-            let layout = PayloadLayout::parse(opened.payload())?;
-            let payload = Payload::new(opened.payload(), layout);
-            match self.keep_indexed(block, offset, payload)? {
-                Some(block) => Ok(block),
-                None => Ok(Arc::new(Block::from_payload(payload))),
+    /// Reads a data block for a get, where all blocks are kept, and caches it and those around it: what fits the cache is in it after a
+    /// fraction of the reads.
+    fn read_with_neighbours(&self, block: u32, offset: u64, len: usize) -> Result<Arc<Block>> {
+        let (group, start, end) = self.neighbours(block)?;
+        if group.len() > 1 {
+            let read = self.with_stored(start, (end - start) as usize, |stored| {
+                let part = |offset: u64, len: usize| {
+                    let at = (offset - start) as usize;
+                    &stored[at..at + len]
+                };
+                for neighbour in group.filter(|&neighbour| neighbour != block) {
+                    if let Ok((offset, len)) = self.block_place(neighbour)
+                        && !self.shared.cache.has_block((self.table_id, offset))
+                    {
+                        // Damage is the matter of who asks for the block.
+                        _ = self.keep_read(neighbour, offset, part(offset, len));
+                    }
+                }
+                self.keep_read(block, offset, part(offset, len))
+            });
+            // If they cannot be read together, the block alone may still be intact, or the error says what is not.
+            if let Ok(block) = read {
+                return Ok(block);
             }
-        })
+        }
+        self.with_stored(offset, len, |stored| self.keep_read(block, offset, stored))
+    }
+
+    /// The blocks that are read with one, and where they begin and end: its part of a table of parts of the same number of blocks, or as many of
+    /// them as are not too long together.
+    fn neighbours(&self, block: u32) -> Result<(Range<u32>, u64, u64)> {
+        let (offset, len) = self.block_place(block)?;
+        let (mut group, mut start, mut end) = (block..block + 1, offset, offset + len as u64);
+        let part = block / NEIGHBOURS * NEIGHBOURS;
+        while group.start > part {
+            let (offset, _) = self.block_place(group.start - 1)?;
+            if end - offset > NEIGHBOURS_BYTES_MAX {
+                break;
+            }
+            (group.start, start) = (group.start - 1, offset);
+        }
+        while group.end < self.offsets.blocks().min(part + NEIGHBOURS) {
+            let (offset, len) = self.block_place(group.end)?;
+            if offset + len as u64 - start > NEIGHBOURS_BYTES_MAX {
+                break;
+            }
+            (group.end, end) = (group.end + 1, offset + len as u64);
+        }
+        Ok((group, start, end))
+    }
+
+    /// Caches a block that was read for gets.
+    fn keep_read(&self, block: u32, offset: u64, stored: &[u8]) -> Result<Arc<Block>, Damage> {
+        let mut scratch = Vec::new();
+        let opened = open_stored(stored, self.seed, offset, &mut scratch)?;
+        let layout = PayloadLayout::parse(opened.payload())?;
+        let payload = Payload::new(opened.payload(), layout);
+        let cache = &self.shared.cache;
+        let kept = if cache.keeps_only_blocks() {
+            // So that others find their entries at once.
+            self.keep_indexed(block, offset, payload)?
+        } else {
+            cache.insert_block((self.table_id, offset), payload)
+        };
+        Ok(kept.unwrap_or_else(|| Arc::new(Block::from_payload(payload))))
     }
 
     /// The block that holds the first entry at or behind (`key`, `sequence`), unless that is the first

@@ -160,6 +160,11 @@ impl TableShared {
         self.bound_read_buffers(&mut self.read_buffers.lock());
     }
 
+    /// Says what the limit of the cache can become as it fills, in bytes: whether gets leave blocks or records goes by that.
+    pub fn set_cache_reachable_bytes(&self, reachable_bytes: u64) {
+        self.cache.set_reachable_bytes(reachable_bytes);
+    }
+
     /// Resident indexes of all open tables, in bytes.
     pub fn index_bytes(&self) -> u64 {
         self.index_bytes.load(Ordering::Relaxed)

@@ -192,6 +192,37 @@ fn flushed_store(directory: &std::path::Path, records: u64) -> Db {
     db
 }
 
+/// The limit of an empty buffer is no reason to read record by record what the cache will hold as a whole.
+#[test]
+fn what_fits_the_cache_is_in_it_after_a_read_for_eight_blocks() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    let records = 60_000;
+    let options = || Options::new().memory_budget(64 << 20);
+    let mut db = options().open(&path).unwrap();
+    for number in 0..records {
+        let number = (number * 48_271) % records;
+        db.put(key(number), [number as u8; 200]).unwrap();
+    }
+    db.flush().unwrap();
+    for reopened in [false, true] {
+        if reopened {
+            db.close().unwrap();
+            drop(db);
+            db = options().open(&path).unwrap();
+        }
+        wait_for_rest(&db);
+        let blocks = db.stats().levels.space_bytes / 4096;
+        let before = db.stats().counters;
+        for at in 0..records {
+            let number = at * 7919 % records;
+            assert_eq!(&*db.get(key(number)).unwrap().unwrap(), [number as u8; 200]);
+        }
+        let reads = db.stats().counters.since(&before).table_reads;
+        assert!(reads < blocks / 4, "{reads} reads of {blocks} blocks");
+    }
+}
+
 /// A flush leaves copies of what gets found in the buffer, and what is cached stays so when merges rewrite it.
 #[test]
 fn what_is_read_again_is_in_memory_whatever_is_flushed_and_merged() {

@@ -3,9 +3,9 @@
 use crate::support::*;
 use lightkv_table::{
     Compression, EntryKind, IteratorOptions, LeafSource, TableError, TableOptions, TableReader,
-    TableWriter, hash_key,
+    TableShared, TableWriter, hash_key,
 };
-use lightkv_vfs::{OpenMode, Vfs};
+use lightkv_vfs::{Fault, FaultKind, MemoryVfs, OpenMode, Operation, Vfs};
 use std::cmp::Reverse;
 use std::sync::Arc;
 
@@ -215,7 +215,7 @@ fn exchanged_blocks_and_parts_of_other_tables() {
     let (_, other) = even_table(TABLE_ID + 1, 2);
     assert_eq!(good.len(), other.len());
     // Find the blocks by their lengths: all but the last are the same.
-    let shared = shared();
+    let shared = Arc::new(TableShared::new(0, 16));
     let reader = open(&store(&good), options(), &shared);
     assert!(reader.blocks() >= 3);
     let before = shared.counters().table_bytes_read;
@@ -271,4 +271,58 @@ fn a_newer_version_is_refused() {
         ),
         "{error}"
     );
+}
+
+/// Blocks are read with their neighbours where all are kept. Each answers for itself.
+#[test]
+fn a_damaged_block_is_no_matter_of_its_neighbours() {
+    let (model, good) = even_table(TABLE_ID, 1);
+    let mut damaged = good.clone();
+    // In the second block.
+    damaged[32 + 4096 + 100] ^= 1;
+    let shared = shared();
+    let reader = open(&store(&damaged), options(), &shared);
+    let outcome = |key: &[u8]| reader.get(key, hash_key(SEED, key), u64::MAX);
+    let keys = || model.keys().map(|(key, _)| key);
+    for _ in 0..2 {
+        let failed: Vec<&Vec<u8>> = keys().filter(|key| outcome(key).is_err()).collect();
+        let count = model.len() / reader.blocks() as usize;
+        assert!((1..2 * count).contains(&failed.len()), "{}", failed.len());
+        for key in failed {
+            match outcome(key).unwrap_err() {
+                TableError::Corruption { offset, .. } => {
+                    assert!((3000..4200).contains(&offset), "{offset}");
+                }
+                other => panic!("{other}"),
+            }
+        }
+    }
+    for key in keys() {
+        if let Ok(found) = outcome(key) {
+            assert_eq!(*found.unwrap().value, *model[&(key.clone(), Reverse(10))].1);
+        }
+    }
+}
+
+#[test]
+fn blocks_that_cannot_be_read_together_are_read_one_by_one() {
+    let (model, good) = even_table(TABLE_ID, 1);
+    let vfs = MemoryVfs::new();
+    vfs.create_directory(path().parent().unwrap()).unwrap();
+    let file = vfs.open(&path(), OpenMode::CreateNew).unwrap();
+    file.write_all_at(&good, 0).unwrap();
+    let shared = shared();
+    let reader = open(&(Arc::new(vfs.clone()) as Arc<dyn Vfs>), options(), &shared);
+    for ((key, _), (_, value)) in &model {
+        reader.forget_blocks();
+        vfs.inject(Fault {
+            operation: Operation::Read,
+            kind: FaultKind::Io,
+            after_calls: 0,
+            permanent: false,
+            path_contains: None,
+        });
+        let (_, _, found) = get(&reader, key, u64::MAX).unwrap();
+        assert_eq!(found, *value);
+    }
 }

@@ -506,6 +506,7 @@ impl Background {
 
     /// Freezes a leaf; waits a moment if there is nothing to freeze but what others are flushing.
     fn relieve(&self, store: &Store, is_urgent: bool) -> Result<()> {
+        store.raise_buffer_limit();
         if !store.freeze_for_space(is_urgent)? {
             let mut queue = self.queue.lock();
             if queue.flushes.is_empty() && !queue.stopped {

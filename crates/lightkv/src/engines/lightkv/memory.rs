@@ -7,8 +7,8 @@
 //!
 //! A larger buffer is flushed and merged less often, and a cache that nobody reads from is of no use. So the buffer's limit
 //! is raised, up to a bound, to what the cache has not filled, and falls to its guaranteed part as the cache fills. Where
-//! next to nothing is read while much is written, the cache is emptied, too. The limit falls in small steps: beyond it writers are slowed,
-//! and what it held has to be flushed first. With a pool, or a buffer of a fixed size, it stays as it is.
+//! next to nothing is read while much is written, the cache is emptied, too. The limit falls in small steps as far as the buffer is used: beyond it
+//! writers are slowed, and what it held has to be flushed first. With a pool, or a buffer of a fixed size, it stays as it is.
 //!
 //! The holders, what bounds each, and how it was measured: `docs/internals/memory.md`.
 
@@ -149,6 +149,8 @@ struct BufferShare {
     max: u64,
     /// The limit until now.
     now: u64,
+    /// A limit that is high enough for what it holds now.
+    used: u64,
     /// What everything else leaves to buffer and cache.
     left: u64,
     cache: u64,
@@ -162,10 +164,13 @@ impl BufferShare {
         let step = (self.max - self.min) / SHARE_STEPS;
         let cache = match self.is_mostly_written {
             true => self.cache.saturating_sub(step).max(self.cache_headroom),
-            false => self.cache + self.cache_headroom,
+            // And half of what is not used: the limit is back when that is, long before it is needed.
+            false => self.cache + self.cache_headroom + self.max.saturating_sub(self.used) / 2,
         };
         let aim = self.left.saturating_sub(cache).clamp(self.min, self.max);
-        aim.max(self.now.saturating_sub(step).max(self.min))
+        // As far as it is used it falls in steps.
+        let least = self.now.saturating_sub(step).min(self.used);
+        aim.max(least.max(self.min)).min(self.max)
     }
 }
 
@@ -208,30 +213,58 @@ impl Store {
             .map(|table| table.metadata.entries)
             .sum();
         let parts = self.memory_parts();
-        self.share_with_buffer(parts.beside_buffer() + flushed_keys * INDEX_BYTES_PER_KEY);
+        let others_bytes = parts.beside_buffer() + flushed_keys * INDEX_BYTES_PER_KEY;
+        self.share_with_buffer(others_bytes, u64::MAX);
     }
 
-    /// Sets the limit of the buffer, where all but buffer and cache hold so much.
-    fn share_with_buffer(&self, others_bytes: u64) {
-        let sizes = &self.sizes;
-        if sizes.buffer_bytes_max == sizes.buffer_bytes {
-            return;
+    /// Sets the limit of the buffer, where all but buffer and cache hold so much, and the buffer uses what a limit is high enough for.
+    fn share_with_buffer(&self, others_bytes: u64, used_limit_bytes: u64) {
+        if self.has_elastic_buffer() {
+            // Relaxed: a rough number of writes.
+            let reads = self.counters.totals().gets() + self.tables.shared.counters().table_reads;
+            let writes = self.last_sequence.load(Ordering::Relaxed);
+            let is_mostly_written = self.balance.is_mostly_written(reads, writes);
+            let share = self.buffer_share(others_bytes, used_limit_bytes, is_mostly_written);
+            self.set_buffer_limit(share.now, share.next());
         }
-        let shared = &self.tables.shared;
-        // Relaxed: a rough number of writes.
-        let reads = self.counters.totals().gets() + shared.counters().table_reads;
-        let writes = self.last_sequence.load(Ordering::Relaxed);
-        let share = BufferShare {
+    }
+
+    /// Raises the limit of the buffer if what it holds is the only reason for that, before something is flushed: writers may have filled it
+    /// since the last look at the shares.
+    pub(crate) fn raise_buffer_limit(&self) {
+        if self.has_elastic_buffer() && self.buffer.limit_bytes() < self.sizes.buffer_bytes_max {
+            let others_bytes = self.memory_parts().beside_buffer();
+            let used_limit_bytes = Sizes::limit_for_use_bytes(self.buffer.used_bytes());
+            let share = self.buffer_share(others_bytes, used_limit_bytes, false);
+            self.set_buffer_limit(share.now, share.next().max(share.now));
+        }
+    }
+
+    fn has_elastic_buffer(&self) -> bool {
+        self.sizes.buffer_bytes_max > self.sizes.buffer_bytes
+    }
+
+    fn buffer_share(
+        &self,
+        others_bytes: u64,
+        used_limit_bytes: u64,
+        is_mostly_written: bool,
+    ) -> BufferShare {
+        let sizes = &self.sizes;
+        BufferShare {
             min: sizes.buffer_bytes,
             max: sizes.buffer_bytes_max,
             now: self.buffer.limit_bytes(),
+            used: used_limit_bytes,
             left: sizes.budget_bytes.saturating_sub(others_bytes),
-            cache: shared.cache_memory_bytes(),
+            cache: self.tables.shared.cache_memory_bytes(),
             cache_headroom: sizes.budget_bytes / CACHE_HEADROOM_PART,
-            is_mostly_written: self.balance.is_mostly_written(reads, writes),
-        };
-        let limit_bytes = share.next();
-        if limit_bytes != share.now {
+            is_mostly_written,
+        }
+    }
+
+    fn set_buffer_limit(&self, now_bytes: u64, limit_bytes: u64) {
+        if limit_bytes != now_bytes {
             self.buffer.set_limit_bytes(limit_bytes);
             let mark_bytes = Sizes::pacing_mark_bytes(limit_bytes);
             self.pacing.set_limits(mark_bytes, limit_bytes);
@@ -242,11 +275,15 @@ impl Store {
     pub(crate) fn balance_memory(&self) {
         if self.balance.is_due() {
             let others_bytes = self.memory_parts().beside_buffer();
-            self.share_with_buffer(others_bytes);
+            let used_limit_bytes = Sizes::limit_for_use_bytes(self.buffer.used_bytes());
+            self.share_with_buffer(others_bytes, used_limit_bytes);
             self.buffer.release_surplus();
             let used_bytes = others_bytes + self.buffer.memory_bytes();
             let capacity_bytes = cache_capacity_bytes(self.sizes.budget_bytes, used_bytes);
             let shared = &self.tables.shared;
+            let least_used_bytes = others_bytes + self.sizes.buffer_bytes;
+            let reachable_bytes = cache_capacity_bytes(self.sizes.budget_bytes, least_used_bytes);
+            shared.set_cache_reachable_bytes(reachable_bytes);
             // Small changes are not worth visiting all shards.
             if shared.cache_capacity_bytes().abs_diff(capacity_bytes) > capacity_bytes / 64 {
                 shared.set_cache_capacity_bytes(capacity_bytes);
@@ -277,6 +314,7 @@ mod tests {
             min: 400,
             max: 720,
             now: 400,
+            used: u64::MAX,
             left: 900,
             cache: 0,
             cache_headroom: 60,
@@ -330,6 +368,35 @@ mod tests {
             .next(),
             600
         );
+    }
+
+    #[test]
+    fn what_is_not_used_of_it_goes_at_once() {
+        let full = |used| BufferShare {
+            now: 720,
+            used,
+            cache: 500,
+            ..share()
+        };
+        assert_eq!(full(0).next(), 400);
+        assert_eq!(full(600).next(), 600);
+        assert_eq!(full(715).next(), 710, "a step");
+    }
+
+    #[test]
+    fn a_cache_that_fills_fast_finds_half_of_what_is_not_used_and_writers_find_it_back() {
+        let limit = |used| {
+            BufferShare {
+                used,
+                cache: 20,
+                ..share()
+            }
+            .next()
+        };
+        assert_eq!(limit(0), 460);
+        // Writers that come find a limit that is high enough all the time.
+        assert!((0..720).all(|used| limit(used) >= used));
+        assert_eq!(limit(720), 720);
     }
 
     #[test]

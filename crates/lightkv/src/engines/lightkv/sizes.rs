@@ -90,6 +90,11 @@ impl Sizes {
         limit_bytes / 100 * FLUSH_MARK_PERCENT
     }
 
+    /// The least limit of a buffer of which so much is used, without anything to flush.
+    pub(crate) fn limit_for_use_bytes(used_bytes: u64) -> u64 {
+        used_bytes.div_ceil(FLUSH_MARK_PERCENT) * 100
+    }
+
     /// And above which writers are slowed.
     pub(crate) fn pacing_mark_bytes(limit_bytes: u64) -> u64 {
         limit_bytes / 100 * PACING_MARK_PERCENT

@@ -1,6 +1,7 @@
-//! Whatever changes lists of tables, in whatever order, reads meet the newest version of a key first.
+//! Whatever changes lists of tables, in whatever order, reads meet the newest version of a key first, and nothing that was deleted with its range
+//! comes back when the range is forgotten.
 //!
-//! Tables are metadata and a map here, and the lists are changed by what chooses merges, splits and joins in the store.
+//! Tables are metadata and a map here, and the lists are changed by what chooses merges, splits, joins and drops in the store.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -10,11 +11,14 @@ use std::sync::Arc;
 use lightkv_vfs::MemoryVfs;
 use proptest::prelude::*;
 
+use super::deleted::is_clean;
 use super::gather::ForScans;
 use super::plan::{Action, Plan, Policy, apply};
 use crate::engines::lightkv::join::joined_tables;
-use crate::engines::lightkv::manifest::TableMetadata;
+use crate::engines::lightkv::manifest::{RangeDeletion, TableMetadata};
 use crate::engines::lightkv::partition::PartitionTable;
+use crate::engines::lightkv::range_deletions::{RangeList, Retention};
+use crate::engines::lightkv::range_purge::Purgeable;
 use crate::engines::lightkv::table_list::{TableList, clusters};
 use crate::engines::lightkv::table_set::TableContext;
 use crate::engines::lightkv::table_set::tests::context;
@@ -28,8 +32,12 @@ const POLICY: Policy = Policy {
     space_amplification_max: 1.5,
 };
 
-/// A version of a key: a put, or `None` for a delete.
-type Version = Option<u64>;
+/// A version of a key: a put, or a tombstone.
+#[derive(Clone, Copy, Debug)]
+struct Version {
+    sequence: u64,
+    is_put: bool,
+}
 
 fn letter(at: u8) -> [u8; 1] {
     [b'a' + at]
@@ -42,8 +50,10 @@ struct Lists {
     contents: HashMap<u64, BTreeMap<u8, Version>>,
     /// Keys of each partition, and its tables, newest first.
     partitions: Vec<(Range<u8>, Vec<PartitionTable>)>,
-    /// The newest version of each key.
-    newest: BTreeMap<u8, Version>,
+    /// The range deletions that are not forgotten.
+    ranges: Vec<RangeDeletion>,
+    /// The number of the newest version of each key that has not been deleted.
+    newest: BTreeMap<u8, u64>,
     last_sequence: u64,
 }
 
@@ -54,9 +64,15 @@ impl Lists {
             next_number: 1,
             contents: HashMap::new(),
             partitions: vec![(0..KEYS, Vec::new())],
+            ranges: Vec::new(),
             newest: BTreeMap::new(),
             last_sequence: 0,
         }
+    }
+
+    /// What whoever writes a table now has to keep: no moment is held.
+    fn retention(&self) -> Retention {
+        Retention::new(RangeList::new(self.ranges.clone()), Vec::new())
     }
 
     fn table(&mut self, keys: BTreeMap<u8, Version>, weight: u32) -> Option<PartitionTable> {
@@ -64,6 +80,8 @@ impl Lists {
         let file_number = self.next_number;
         self.next_number += 1;
         let count = keys.len() as u64;
+        let sequences = || keys.values().map(|version| version.sequence);
+        let (min_sequence, max_sequence) = (sequences().min()?, sequences().max()?);
         self.contents.insert(file_number, keys);
         let table = self.context.register(TableMetadata {
             file_number,
@@ -72,6 +90,9 @@ impl Lists {
             distinct_keys: count,
             smallest_key: letter(first).to_vec(),
             largest_key: letter(last).to_vec(),
+            min_sequence,
+            max_sequence,
+            ranges_applied_through: self.retention().ranges_applied_through(),
             ..TableMetadata::default()
         });
         Some(PartitionTable { table, weight })
@@ -85,8 +106,14 @@ impl Lists {
         for key in (first..first + len).filter(|key| bounds.contains(key)) {
             self.last_sequence += 1;
             let is_put = !deletes || key % 3 != 0;
-            let version = is_put.then_some(self.last_sequence);
-            self.newest.insert(key, version);
+            let version = Version {
+                sequence: self.last_sequence,
+                is_put,
+            };
+            match is_put {
+                true => self.newest.insert(key, version.sequence),
+                false => self.newest.remove(&key),
+            };
             if is_put || below.covering(&letter(key)).next().is_some() {
                 keys.insert(key, version);
             }
@@ -96,10 +123,46 @@ impl Lists {
         }
     }
 
+    fn delete_range(&mut self, first: u8, len: u8) {
+        self.last_sequence += 1;
+        let end = KEYS.min(first + len);
+        self.newest.retain(|key, _| !(first..end).contains(key));
+        self.ranges.push(RangeDeletion {
+            number: self.last_sequence,
+            lower: letter(first).to_vec(),
+            // The last one has no bound.
+            upper: (end < KEYS).then(|| letter(end).to_vec()),
+        });
+    }
+
+    /// The range deletions as a partition has to do with them.
+    fn purgeable(&self) -> Vec<Purgeable> {
+        let ranges = self.ranges.iter().cloned();
+        ranges
+            .map(|range| Purgeable {
+                range,
+                is_due: true,
+            })
+            .collect()
+    }
+
+    /// Forgets those of which no table has anything.
+    fn forget_ranges(&mut self) {
+        let partitions = &self.partitions;
+        self.ranges.retain(|range| {
+            !partitions.iter().all(|(bounds, tables)| {
+                let (lower, upper) = (letter(bounds.start), letter(bounds.end));
+                let is_clean = |listed| is_clean(listed, range, &lower, Some(&upper));
+                tables.iter().all(is_clean)
+            })
+        });
+    }
+
     /// As `Store::install` does it, with what `Store::write_merge` would write.
     fn install(&mut self, at: usize, plan: &Plan) {
         let bounds = self.partitions[at].0.clone();
         let older = TableList::new(plan.older.clone(), &letter(bounds.start));
+        let retention = self.retention();
         let mut merged = BTreeMap::new();
         for input in &plan.inputs {
             for (&key, &version) in &self.contents[&input.table.file_number()] {
@@ -109,8 +172,9 @@ impl Lists {
                 }
             }
         }
-        merged.retain(|&key, version| {
-            version.is_some() || older.covering(&letter(key)).next().is_some()
+        merged.retain(|&key, version: &mut Version| {
+            retention.filter(&letter(key)).keep(version.sequence)
+                && (version.is_put || older.covering(&letter(key)).next().is_some())
         });
         let result = match plan.action {
             Action::Move => {
@@ -120,6 +184,7 @@ impl Lists {
                 };
                 plan.inputs.iter().map(moved).collect()
             }
+            Action::Drop => Vec::new(),
             _ => self.table(merged, plan.weight).into_iter().collect(),
         };
         let tables = &mut self.partitions[at].1;
@@ -185,10 +250,20 @@ impl Lists {
                 self.split(at, b % KEYS);
                 None
             }
-            _ => {
+            11 => {
                 if at + 1 < self.partitions.len() {
                     self.join(at);
                 }
+                None
+            }
+            12 => {
+                self.delete_range(first, b % KEYS + 1);
+                None
+            }
+            13 => POLICY.choose_drop(&tables, &self.purgeable(), &lower, Some(&upper)),
+            14 => POLICY.choose_rewrite(&tables, &self.purgeable(), &lower, Some(&upper)),
+            _ => {
+                self.forget_ranges();
                 None
             }
         };
@@ -197,16 +272,17 @@ impl Lists {
         }
     }
 
-    /// What a get finds.
-    fn get(&self, key: u8) -> Version {
+    /// The number of what a get finds.
+    fn get(&self, key: u8) -> Option<u64> {
         let holds = |(bounds, _): &&(Range<u8>, _)| bounds.contains(&key);
         let (bounds, tables) = self.partitions.iter().find(holds)?;
         let list = TableList::new(tables.clone(), &letter(bounds.start));
         let key_bytes = letter(key);
-        list.covering(&key_bytes)
-            .find_map(|listed| self.contents[&listed.table.file_number()].get(&key))
-            .copied()
-            .flatten()
+        let found = list
+            .covering(&key_bytes)
+            .find_map(|listed| self.contents[&listed.table.file_number()].get(&key))?;
+        let deleted_below = RangeList::new(self.ranges.clone()).deleted_below(&key_bytes, u64::MAX);
+        (found.is_put && found.sequence >= deleted_below).then_some(found.sequence)
     }
 }
 
@@ -222,13 +298,13 @@ proptest! {
 
     #[test]
     fn reads_meet_the_newest_version_first(
-        changes in prop::collection::vec((0_u8..12, any::<u8>(), any::<u8>()), 1..80),
+        changes in prop::collection::vec((0_u8..16, any::<u8>(), any::<u8>()), 1..80),
     ) {
         let mut lists = Lists::new();
         for change in changes {
             lists.change(change);
             for key in 0..KEYS {
-                prop_assert_eq!(lists.get(key), lists.newest.get(&key).copied().flatten(), "key {}", key);
+                prop_assert_eq!(lists.get(key), lists.newest.get(&key).copied(), "key {}", key);
             }
         }
     }
