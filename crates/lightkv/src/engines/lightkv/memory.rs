@@ -164,8 +164,8 @@ impl BufferShare {
         let step = (self.max - self.min) / SHARE_STEPS;
         let cache = match self.is_mostly_written {
             true => self.cache.saturating_sub(step).max(self.cache_headroom),
-            // And half of what is not used: the limit is back when that is, long before it is needed.
-            false => self.cache + self.cache_headroom + self.max.saturating_sub(self.used) / 2,
+            // And half of what is not used of the guaranteed part: the limit is back when that is, long before it is needed.
+            false => self.cache + self.cache_headroom + self.min.saturating_sub(self.used) / 2,
         };
         let aim = self.left.saturating_sub(cache).clamp(self.min, self.max);
         // As far as it is used it falls in steps.
@@ -384,19 +384,20 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_that_fills_fast_finds_half_of_what_is_not_used_and_writers_find_it_back() {
+    fn a_cache_that_fills_fast_finds_half_of_what_is_not_used_and_writers_get_it_back() {
         let limit = |used| {
             BufferShare {
                 used,
-                cache: 20,
+                cache: 100,
                 ..share()
             }
             .next()
         };
-        assert_eq!(limit(0), 460);
+        assert_eq!(limit(0), 540);
+        assert_eq!(limit(300), 690);
         // Writers that come find a limit that is high enough all the time.
         assert!((0..720).all(|used| limit(used) >= used));
-        assert_eq!(limit(720), 720);
+        assert_eq!(limit(400), 720);
     }
 
     #[test]

@@ -128,7 +128,8 @@ impl RangePartitionedIndex {
             Some(left) if len_of(left) < len_of(at + 1) => left,
             _ => at + 1,
         };
-        if len_of(to) < len_of(at) {
+        // Of two that differ by one entry none can be better off.
+        if len_of(at) - len_of(at).min(len_of(to)) > 1 {
             give(&mut trees, at, to);
         }
     }
@@ -182,10 +183,12 @@ impl RangePartitionedIndex {
     }
 }
 
-/// Moves entries from one tree to its neighbour until both have as many.
+/// Moves entries from one tree to its neighbour until both have as many. The neighbour has at least two less: where no entry moves, nothing says where
+/// it would start.
 fn give(trees: &mut [RangeTree], from: usize, to: usize) {
     let (from_tree, to_tree) = (&trees[from].index, &trees[to].index);
     let count = (from_tree.len() - to_tree.len()) / 2;
+    debug_assert!(count > 0);
     let is_to_the_right = to > from;
     let mut moved = 0;
     let mut start = Vec::new();
@@ -302,6 +305,41 @@ mod tests {
             lens.iter().all(|len| *len <= 2 * index.len() / 8),
             "{lens:?}"
         );
+    }
+
+    #[test]
+    fn a_large_tree_beside_one_of_nearly_its_size_stays_as_it_is() {
+        for (large, other) in [(5, 6), (5, 4), (0, 1), (TREES_MAX - 1, TREES_MAX - 2)] {
+            for more in 0..4 {
+                let key = |at: usize, number: u64| {
+                    [&(at as u64).to_be_bytes()[..], &number.to_be_bytes()].concat()
+                };
+                let mut expected = BTreeMap::new();
+                let trees = (0..TREES_MAX).map(|at| {
+                    let count = match at {
+                        _ if at == large => 100 + more,
+                        _ if at == other => 100,
+                        // The neighbour on the other side is no better.
+                        _ if at.abs_diff(large) == 1 => 200,
+                        _ => 1,
+                    };
+                    let tree = RangeTree::new(&key(at, 0), OrderedIndex::new());
+                    for number in 0..count {
+                        tree.index.insert(&key(at, number), number);
+                        expected.insert(key(at, number), number);
+                    }
+                    tree
+                });
+                let index = RangePartitionedIndex {
+                    trees: RwLock::new(trees.collect()),
+                };
+                index.balance(&key(large, 50));
+                check(&index, &expected);
+                for (key, position) in &expected {
+                    assert_eq!(index.get(key), Some(*position));
+                }
+            }
+        }
     }
 
     #[test]
