@@ -370,7 +370,7 @@ impl TableWriter {
     }
 
     /// Puts the entry just added into the cache, as a get would that found it in the finished table. It must be the first of its key.
-    /// Without effect before [`TableWriter::create_shared`], and where gets leave no records.
+    /// Without effect in a writer without a [`TableShared`], and where gets leave no records.
     pub fn cache_last(&self, kind: EntryKind, value: &[u8]) {
         if let (Some(shared), Some(&hash)) = (&self.shared, self.hashes.last())
             && !shared.cache.keeps_only_blocks()
