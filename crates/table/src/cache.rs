@@ -745,6 +745,20 @@ mod tests {
         assert!(!none.holds_all_tables());
     }
 
+    #[test]
+    fn what_the_policy_takes_for_an_entry_is_counted() {
+        for len in [100, 1000] {
+            let cache = TableCache::new(16 << 20);
+            for number in 0..200_000 {
+                cache.insert_record(1, number << 1, b"key", put(1, &vec![0; len]));
+            }
+            let entries = cache.entries.as_ref().unwrap();
+            let each = entries.memory_used().total() as u64 / entries.len() as u64;
+            assert!(each <= ENTRY_BYTES, "{each} bytes an entry of {len}");
+            assert!(each > ENTRY_BYTES / 2, "{each} bytes an entry of {len}");
+        }
+    }
+
     /// Entries of other lengths than before find room, though what is evicted leaves holes of the old lengths.
     #[test]
     fn it_is_well_filled_whatever_came_before() {
