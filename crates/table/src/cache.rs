@@ -1,11 +1,11 @@
 //! What was read from tables and may be wanted again: records, and blocks.
 //!
 //! STRUCTURE. One cache holds both, so that they compete for one capacity by how often they are used. A get
-//! leaves the record it found, not the block around it: with skewed reads a block of 4 KiB is kept for one
-//! record of it. Blocks come from scans, from the index, and from gets as long as the cache could hold all
-//! tables anyway, because then neighbours cost nothing and save their own reads. Where there is room for both,
+//! leaves the record it found, or the block around it: with skewed reads a block of 4 KiB is kept for one
+//! record of it, with others its neighbours save reads. What is better is tried out (`miniatures.rs`). As long as the cache could hold all
+//! tables anyway, blocks are. Where there is room for both then,
 //! gets leave records of cached blocks, too; where there is not, blocks that gets leave have an index (`entry_index.rs`) and
-//! are found past this cache (`block_slots.rs`). Of scans, a full cache takes only blocks that were
+//! are found past this cache (`block_slots.rs`). Other blocks come from scans, and from the index. Of scans, a full cache takes only blocks that were
 //! met before (`doorkeeper.rs`).
 //!
 //! INVARIANTS. A block is known by its table and its place there, a record by the hash of its key, with the tables
@@ -30,6 +30,7 @@ use crate::block::{Block, CachedBytes, Payload};
 use crate::block_slots::SlotPlace;
 use crate::doorkeeper::Doorkeeper;
 use crate::line_hints::line_hints_bytes;
+use crate::miniatures::{KeptUnit, Miniatures};
 use crate::reader::Found;
 use crate::{EntryKind, hash_key};
 use lightkv_memory::{ByteArena, SharedBytes};
@@ -117,7 +118,7 @@ impl Lifecycle<CacheKey, Cached> for ClearSlot {
 
 /// What the policy has for an entry, and for what it remembers of evicted ones: measured with entries of 100 and
 /// 1,000 bytes (`MemoryUsed` of `quick_cache`), room for growth included.
-const ENTRY_BYTES: u64 = 144;
+pub(crate) const ENTRY_BYTES: u64 = 144;
 /// What is evicted at once when there is no room: such a part of the capacity, and no more than takes a moment.
 const FILL_STEP_PART: u64 = 128;
 const FILL_STEP_BYTES_MAX: u64 = 1 << 20;
@@ -173,6 +174,7 @@ pub(crate) struct TableCache {
     entries: Option<Entries>,
     memory: ByteArena,
     doorkeeper: Doorkeeper,
+    miniatures: Miniatures,
     /// Relaxed, as all numbers here: limits, which hold a moment later.
     capacity_bytes: AtomicU64,
     /// What it will be when it is needed, if that is more.
@@ -199,6 +201,7 @@ impl TableCache {
             entries: new_entries(capacity_bytes),
             memory: ByteArena::new(chunk_bytes(capacity_bytes)),
             doorkeeper: Doorkeeper::new(capacity_bytes),
+            miniatures: Miniatures::new(capacity_bytes),
             capacity_bytes: AtomicU64::new(capacity_bytes),
             reachable_bytes: AtomicU64::new(0),
             had_room: AtomicBool::new(true),
@@ -230,6 +233,7 @@ impl TableCache {
     fn policy_bytes(&self, entries: &Entries) -> u64 {
         entries.len() as u64 * ENTRY_BYTES
             + self.doorkeeper.memory_bytes()
+            + self.miniatures.memory_bytes()
             + self.slot_bytes.load(Ordering::Relaxed)
     }
 
@@ -263,6 +267,7 @@ impl TableCache {
         let part = fill.bytes as f64 / before.max(1) as f64;
         fill.set(entries, (capacity_bytes as f64 * part) as u64);
         self.give_up_chunks(entries, capacity_bytes);
+        self.miniatures.set_capacity_bytes(self.reachable_bytes());
     }
 
     /// Leaves no more chunks than a capacity allows beside the policy.
@@ -354,9 +359,37 @@ impl TableCache {
         self.holds_all_tables() && !self.holds_all_twice()
     }
 
+    /// Whether gets leave records where the cache cannot hold all tables. If not, they leave blocks there, too.
+    #[inline]
+    pub(crate) fn prefers_records(&self) -> bool {
+        // The larger the part that fits, the more likely it is that neighbours will be wanted while they are there.
+        const FITTING_PART: u64 = 3;
+        match self.miniatures.better() {
+            Some(unit) => unit == KeptUnit::Records,
+            None => {
+                let table_bytes = self.open_table_bytes.load(Ordering::Relaxed);
+                table_bytes > self.reachable_bytes().saturating_mul(FITTING_PART)
+            }
+        }
+    }
+
+    /// What decides about that.
+    #[inline]
+    pub(crate) fn miniatures(&self) -> &Miniatures {
+        &self.miniatures
+    }
+
     #[inline]
     pub(crate) fn block(&self, key: BlockKey) -> Option<Arc<Block>> {
         match self.entries.as_ref()?.get(&CacheKey::of_block(key))? {
+            Cached::Block(block) => Some(block),
+            Cached::Record(_) => None,
+        }
+    }
+
+    /// The same, without a use to the policy.
+    pub(crate) fn peek_block(&self, key: BlockKey) -> Option<Arc<Block>> {
+        match self.entries.as_ref()?.peek(&CacheKey::of_block(key))? {
             Cached::Block(block) => Some(block),
             Cached::Record(_) => None,
         }
@@ -484,6 +517,25 @@ impl TableCache {
         }
     }
 
+    /// Notes that a record that was just inserted has been found in a cached block, where records are what gets leave. That was its second
+    /// use. The block is needed less for it: it goes, on average, when a quarter of it has been taken. Sooner, its other records would be missed before there are
+    /// as many of them as records; later, it would take their room.
+    pub(crate) fn taken_from_block(
+        &self,
+        hash: u64,
+        record_bytes: usize,
+        block: BlockKey,
+        block_bytes: usize,
+    ) {
+        const TAKEN_PART: usize = 4;
+        let Some(entries) = &self.entries else { return };
+        _ = entries.get(&CacheKey::of_record(hash));
+        let chance = usize::from(hash as u16);
+        if chance * block_bytes < (record_bytes * TAKEN_PART) << u16::BITS {
+            self.forget_block(block);
+        }
+    }
+
     /// Whether [`TableCache::carry_record`] could find something. Relaxed: who looks a moment too early carries nothing.
     pub(crate) fn has_records(&self) -> bool {
         self.has_records.load(Ordering::Relaxed)
@@ -557,9 +609,13 @@ fn chunk_bytes(capacity_bytes: u64) -> usize {
     1 << wanted.ilog2()
 }
 
-fn new_entries(capacity_bytes: u64) -> Option<Entries> {
-    /// Decides how much the policy remembers of what left: too much costs memory, too little hits.
+/// Decides how much the policy remembers of what left: too much costs memory, too little hits.
+pub(crate) fn estimated_entries(capacity_bytes: u64) -> usize {
     const TYPICAL_ENTRY_BYTES: u64 = 1024;
+    (capacity_bytes / TYPICAL_ENTRY_BYTES).max(16) as usize
+}
+
+fn new_entries(capacity_bytes: u64) -> Option<Entries> {
     /// A shard must hold some of the largest blocks, or they are never cached.
     const SHARD_BYTES_MIN: u64 = 1 << 20;
     if capacity_bytes == 0 {
@@ -569,10 +625,9 @@ fn new_entries(capacity_bytes: u64) -> Option<Entries> {
     let shards = (capacity_bytes / SHARD_BYTES_MIN).clamp(1, processors as u64 * 4);
     // The number of shards becomes a power of two.
     let shards = 1usize << shards.ilog2();
-    let items = (capacity_bytes / TYPICAL_ENTRY_BYTES).max(16) as usize;
     let options = OptionsBuilder::new()
         .shards(shards)
-        .estimated_items_capacity(items)
+        .estimated_items_capacity(estimated_entries(capacity_bytes))
         .weight_capacity(capacity_bytes)
         .build()
         .ok()?;

@@ -38,6 +38,7 @@ mod iterator;
 mod leaf;
 mod leaf_layout;
 mod line_hints;
+mod miniatures;
 mod open;
 mod reader;
 mod shared;

