@@ -26,13 +26,14 @@
 //! CONCURRENCY. `quick_cache`: shards with a lock each. Its policy (a clock with a queue for what was seen
 //! once, and a memory of what left it) keeps long scans from washing out what is used repeatedly.
 
+use crate::EntryKind;
 use crate::block::{Block, CachedBytes, Payload};
 use crate::block_slots::SlotPlace;
+use crate::cached_blocks::CachedBlocks;
 use crate::doorkeeper::Doorkeeper;
 use crate::line_hints::line_hints_bytes;
 use crate::miniatures::{KeptUnit, Miniatures};
 use crate::reader::Found;
-use crate::{EntryKind, hash_key};
 use lightkv_memory::{ByteArena, SharedBytes};
 use parking_lot::Mutex;
 use quick_cache::{DefaultHashBuilder, Lifecycle, OptionsBuilder, Weighter};
@@ -53,6 +54,12 @@ impl CacheKey {
     fn of_block((table_id, offset): BlockKey) -> Self {
         let place = offset << 1;
         Self { table_id, place }
+    }
+
+    /// The block, if it is one.
+    fn block(&self) -> Option<BlockKey> {
+        let is_block = self.place.is_multiple_of(2);
+        is_block.then_some((self.table_id, self.place >> 1))
     }
 
     fn of_record(hash: u64) -> Self {
@@ -86,7 +93,10 @@ impl Cached {
     }
 
     /// Called for everything that leaves the cache.
-    fn left(&self) {
+    fn left(&self, key: &CacheKey, cached_blocks: &CachedBlocks) {
+        if let Some(block) = key.block() {
+            cached_blocks.clear(block);
+        }
         if let Self::Block(block) = self
             && let Some(cached) = block.cached_bytes()
             && let Some(place) = &cached.slot
@@ -97,18 +107,19 @@ impl Cached {
 }
 
 /// The policy, and what happens to what it evicts.
-type Entries = quick_cache::sync::Cache<CacheKey, Cached, ByMemory, DefaultHashBuilder, ClearSlot>;
+type Entries = quick_cache::sync::Cache<CacheKey, Cached, ByMemory, DefaultHashBuilder, Evicted>;
 
+/// Clears what leads to an entry that leaves.
 #[derive(Clone)]
-struct ClearSlot;
+struct Evicted(Arc<CachedBlocks>);
 
-impl Lifecycle<CacheKey, Cached> for ClearSlot {
+impl Lifecycle<CacheKey, Cached> for Evicted {
     /// Entries that are dropped behind the lock of their shard, as the default has it; the first, nearly always the only one, without
     /// an allocation.
     type RequestState = (Option<Cached>, Vec<Cached>);
 
-    fn on_evict(&self, evicted: &mut Self::RequestState, _key: CacheKey, cached: Cached) {
-        cached.left();
+    fn on_evict(&self, evicted: &mut Self::RequestState, key: CacheKey, cached: Cached) {
+        cached.left(&key, &self.0);
         match &mut evicted.0 {
             first @ None => *first = Some(cached),
             Some(_) => evicted.1.push(cached),
@@ -174,6 +185,7 @@ pub(crate) struct TableCache {
     entries: Option<Entries>,
     memory: ByteArena,
     doorkeeper: Doorkeeper,
+    cached_blocks: Arc<CachedBlocks>,
     miniatures: Miniatures,
     /// Relaxed, as all numbers here: limits, which hold a moment later.
     capacity_bytes: AtomicU64,
@@ -197,8 +209,10 @@ pub(crate) struct TableCache {
 impl TableCache {
     /// A cache of at most `capacity_bytes`; 0: none.
     pub(crate) fn new(capacity_bytes: u64) -> Self {
+        let cached_blocks = Arc::new(CachedBlocks::new(capacity_bytes));
         Self {
-            entries: new_entries(capacity_bytes),
+            entries: new_entries(capacity_bytes, &cached_blocks),
+            cached_blocks,
             memory: ByteArena::new(chunk_bytes(capacity_bytes)),
             doorkeeper: Doorkeeper::new(capacity_bytes),
             miniatures: Miniatures::new(capacity_bytes),
@@ -233,6 +247,7 @@ impl TableCache {
     fn policy_bytes(&self, entries: &Entries) -> u64 {
         entries.len() as u64 * ENTRY_BYTES
             + self.doorkeeper.memory_bytes()
+            + self.cached_blocks.memory_bytes()
             + self.miniatures.memory_bytes()
             + self.slot_bytes.load(Ordering::Relaxed)
     }
@@ -277,10 +292,10 @@ impl TableCache {
             .memory
             .give_up(capacity_bytes.saturating_sub(policy_bytes))
         {
-            let stays = |_: &CacheKey, cached: &Cached| {
+            let stays = |key: &CacheKey, cached: &Cached| {
                 let stays = cached.bytes().is_none_or(|bytes| !bytes.is_leaving());
                 if !stays {
-                    cached.left();
+                    cached.left(key, &self.cached_blocks);
                 }
                 stays
             };
@@ -401,9 +416,14 @@ impl TableCache {
     }
 
     pub(crate) fn has_block(&self, key: BlockKey) -> bool {
-        self.entries
-            .as_ref()
-            .is_some_and(|entries| entries.contains_key(&CacheKey::of_block(key)))
+        self.cached_blocks.may_have(key)
+            && (self.entries.as_ref())
+                .is_some_and(|entries| entries.contains_key(&CacheKey::of_block(key)))
+    }
+
+    fn enter_block(&self, entries: &Entries, key: BlockKey, block: &Arc<Block>) {
+        entries.insert(CacheKey::of_block(key), Cached::Block(Arc::clone(block)));
+        self.cached_blocks.set(key);
     }
 
     /// Keeps a copy of a block, if there is room for it.
@@ -416,7 +436,7 @@ impl TableCache {
             slot: None,
         };
         let block = Arc::new(Block::cached(cached, layout));
-        entries.insert(CacheKey::of_block(key), Cached::Block(Arc::clone(&block)));
+        self.enter_block(entries, key, &block);
         Some(block)
     }
 
@@ -439,15 +459,13 @@ impl TableCache {
             slot: Some(slot),
         };
         let block = Arc::new(Block::cached(cached, layout));
-        entries.insert(CacheKey::of_block(key), Cached::Block(Arc::clone(&block)));
+        self.enter_block(entries, key, &block);
         Some(block)
     }
 
     /// Keeps a copy of a block that a scan has read, if scans met it before or nothing has to leave for it.
-    pub(crate) fn insert_scanned_block(&self, key: BlockKey, payload: Payload<'_>) {
-        let (table_id, offset) = key;
-        let hash = hash_key(table_id, &offset.to_le_bytes());
-        if self.has_room(hash) || self.doorkeeper.has_met(hash) {
+    pub(crate) fn insert_scanned_block(&self, key: BlockKey, block: u32, payload: Payload<'_>) {
+        if self.has_room(u64::from(block)) || self.doorkeeper.has_met(key.0, block) {
             self.insert_block(key, payload);
         }
     }
@@ -466,9 +484,9 @@ impl TableCache {
 
     pub(crate) fn forget_block(&self, key: BlockKey) {
         if let Some(entries) = &self.entries
-            && let Some((_, cached)) = entries.remove(&CacheKey::of_block(key))
+            && let Some((key, cached)) = entries.remove(&CacheKey::of_block(key))
         {
-            cached.left();
+            cached.left(&key, &self.cached_blocks);
         }
     }
 
@@ -615,7 +633,7 @@ pub(crate) fn estimated_entries(capacity_bytes: u64) -> usize {
     (capacity_bytes / TYPICAL_ENTRY_BYTES).max(16) as usize
 }
 
-fn new_entries(capacity_bytes: u64) -> Option<Entries> {
+fn new_entries(capacity_bytes: u64, cached_blocks: &Arc<CachedBlocks>) -> Option<Entries> {
     /// A shard must hold some of the largest blocks, or they are never cached.
     const SHARD_BYTES_MIN: u64 = 1 << 20;
     if capacity_bytes == 0 {
@@ -635,7 +653,7 @@ fn new_entries(capacity_bytes: u64) -> Option<Entries> {
         options,
         ByMemory,
         Default::default(),
-        ClearSlot,
+        Evicted(Arc::clone(cached_blocks)),
     ))
 }
 
@@ -665,17 +683,17 @@ mod tests {
         for capacity_bytes in [100_000, 1 << 20, 10 << 20] {
             let cache = TableCache::new(capacity_bytes);
             for number in 0..5000u64 {
-                cache.insert_block((number % 2, number), block(&[0; 4000]));
+                cache.insert_block((number % 2, number * 4096), block(&[0; 4000]));
                 cache.insert_record(2, number << 1, b"key", put(1, &[0; 100]));
                 assert!(cache.used_bytes() <= capacity_bytes);
                 assert!(cache.memory_bytes() <= capacity_bytes);
             }
             assert!(cache.used_bytes() > capacity_bytes / 2);
             for number in 0..5000 {
-                cache.forget_block((0, number));
+                cache.forget_block((0, number * 4096));
             }
-            assert!((0..5000).all(|number| !cache.has_block((0, number))));
-            assert!((0..5000).any(|number| cache.has_block((1, number))));
+            assert!((0..5000).all(|number| !cache.has_block((0, number * 4096))));
+            assert!((0..5000).any(|number| cache.has_block((1, number * 4096))));
             cache.set_capacity_bytes(50_000);
             assert!(cache.used_bytes() <= 50_000);
             assert!(cache.memory_bytes() <= 50_000);
@@ -767,11 +785,11 @@ mod tests {
     fn a_scan_leaves_what_is_met_again_once_the_cache_is_full() {
         let cache = TableCache::new(1 << 20);
         let (first, once, twice) = ((1, 0), (1, 4096), (1, 8192));
-        cache.insert_scanned_block(first, block(&[0; 4000]));
+        cache.insert_scanned_block(first, 0, block(&[0; 4000]));
         assert!(cache.has_block(first), "there is room");
         (0..1000).for_each(|number| _ = cache.insert_block((2, number), block(&[0; 4000])));
         for key in [once, twice, twice] {
-            cache.insert_scanned_block(key, block(&[0; 4000]));
+            cache.insert_scanned_block(key, (key.1 / 4096) as u32, block(&[0; 4000]));
         }
         assert!(!cache.has_block(once));
         assert!(cache.has_block(twice));

@@ -588,7 +588,8 @@ impl TableIterator {
                 if cache_it {
                     let payload = Payload::new(stored.payload(), layout);
                     let cache = &self.reader.shared.cache;
-                    cache.insert_scanned_block((self.reader.table_id, offset), payload);
+                    let place = (self.reader.table_id, offset);
+                    cache.insert_scanned_block(place, self.block, payload);
                 }
                 Ok(match stored {
                     Opened::InPlace(payload) => {

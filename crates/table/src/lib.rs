@@ -24,6 +24,7 @@ mod block_cursor;
 mod block_offsets;
 mod block_slots;
 mod cache;
+mod cached_blocks;
 mod compressor;
 mod doorkeeper;
 mod entry_index;

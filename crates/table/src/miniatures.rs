@@ -14,6 +14,7 @@
 //! answer is right at any time.
 
 use crate::cache::{BlockKey, ENTRY_BYTES, estimated_entries};
+use crate::hash_key;
 use lightkv_memory::UNIT_BYTES;
 use parking_lot::Mutex;
 use quick_cache::unsync;
@@ -33,8 +34,6 @@ const LEAD_PART: f64 = 0.04;
 const FILLING_LEAD_PART: f64 = 0.2;
 /// Nothing is decided by fewer reads.
 const READS_MIN: f64 = 2048.0;
-/// An odd number without a pattern: the fractional part of the golden ratio.
-const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 
 #[derive(Clone)]
 struct ByWeight;
@@ -165,10 +164,8 @@ impl Miniatures {
     /// Whether a block of a table is in the sample.
     #[inline]
     pub(crate) fn has_block(&self, table_id: u64, block: u32) -> bool {
-        // Twice: numbers of tables and blocks that follow each other must not make a pattern.
-        let mixed = (table_id ^ u64::from(block).rotate_right(32)).wrapping_mul(MIX);
-        let mixed = (mixed ^ (mixed >> 32)).wrapping_mul(MIX);
-        mixed.leading_zeros() >= self.sample_log2
+        let hash = hash_key(table_id, &block.to_le_bytes());
+        hash.leading_zeros() >= self.sample_log2
     }
 
     /// Notes that a get has found a key of the sample in a table, in a record of so many bytes.
@@ -185,7 +182,7 @@ impl Miniatures {
     /// Notes that a get has found something in a block of the sample, of so many bytes.
     #[cold]
     pub(crate) fn note_block(&self, (table_id, offset): BlockKey, block_bytes: usize) {
-        let hash = table_id.wrapping_mul(MIX) ^ offset;
+        let hash = hash_key(table_id, &offset.to_le_bytes());
         if let Some(mut trial) = self.trial.try_lock()
             && !would_hit(&mut trial.blocks, hash, block_bytes)
         {
@@ -229,7 +226,6 @@ impl Miniatures {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hash_key;
 
     const RECORDS_PER_BLOCK: u64 = 20;
     const KEYS: u64 = 100_000;
