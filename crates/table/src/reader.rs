@@ -222,24 +222,29 @@ impl TableReader {
             self.get_in_cached_block(probe, key, hash, max_sequence)
         } else {
             let found = cache.record(self.table_id, hash, key, max_sequence)?;
-            if let Probe::Block(block) = probe {
-                self.note_get(block, hash, key, &found);
-            }
+            self.note_get(probe, hash, key, &found);
             Some(found)
         }
     }
 
-    /// Lets those who decide what gets leave in the cache know of a get that found its record in a block.
+    /// Lets those who decide what gets leave in the cache know of a get that has found its record.
     #[inline]
-    fn note_get(&self, block: u32, hash: u64, key: &[u8], found: &Found) {
-        let miniatures = self.shared.cache.miniatures();
+    fn note_get(&self, probe: Probe, hash: u64, key: &[u8], found: &Found) {
+        let cache = &self.shared.cache;
+        let Probe::Block(block) = probe else { return };
+        if cache.holds_all_tables() {
+            return;
+        }
+        let miniatures = cache.miniatures();
         if miniatures.has_key(hash) {
             miniatures.note_key(hash, key.len() + found.value.len());
         }
         if miniatures.has_block(self.table_id, block)
             && let Ok((offset, len)) = self.block_place(block)
         {
-            miniatures.note_block((self.table_id, offset), len);
+            // What a compressed block would take is not known here.
+            let block_bytes = len.max(self.options.block_bytes);
+            miniatures.note_block((self.table_id, offset), block_bytes);
         }
     }
 
@@ -399,9 +404,7 @@ impl TableReader {
                 InBlock::Found(found) => {
                     if fill_cache {
                         self.leave_record(leave, key, hash, max_sequence, &found);
-                        if probed && !self.shared.cache.holds_all_tables() {
-                            self.note_get(block, hash, key, &found);
-                        }
+                        self.note_get(probe, hash, key, &found);
                     }
                     return Ok(Some(found));
                 }
