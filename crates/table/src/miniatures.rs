@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 /// One block and one key in so many are in the samples of a large cache, as a power of two.
 const SAMPLE_LOG2_MAX: u32 = 5;
 /// More are where the miniature of blocks had no room for so many.
-const BLOCKS_MIN: u64 = 256;
+const BLOCKS_MIN: u64 = 64;
 const TYPICAL_BLOCK_BYTES: u64 = 4096;
 /// A read that was this many reads ago counts 1/e of one now. Of so many, the difference is within 3 % of their number by chance.
 const MEMORY_READS: f64 = 4096.0;
@@ -278,10 +278,10 @@ mod tests {
     fn a_smaller_cache_may_need_the_other() {
         let miniatures = Miniatures::new(CAPACITY_BYTES);
         miniatures.set_capacity_bytes(32 << 20);
-        see(&miniatures, skewed(200_000));
+        see(&miniatures, skewed(800_000));
         assert_eq!(miniatures.better(), Some(KeptUnit::Blocks), "all fits");
         miniatures.set_capacity_bytes(CAPACITY_BYTES);
-        see(&miniatures, skewed(200_000));
+        see(&miniatures, skewed(800_000));
         assert_eq!(miniatures.better(), Some(KeptUnit::Records));
     }
 
