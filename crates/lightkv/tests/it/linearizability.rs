@@ -351,14 +351,25 @@ impl Round {
         if random.random_range(0..2) == 0 {
             std::thread::yield_now();
         }
-        let mut found = [None; KEYS];
-        for (at, found) in found.iter_mut().enumerate() {
-            let value = snapshot.get(key(at)).expect("a get");
-            *found = value.as_deref().and_then(content);
-        }
+        let gets = || {
+            std::array::from_fn(|at| {
+                let value = snapshot.get(key(at)).expect("a get");
+                value.as_deref().and_then(content)
+            })
+        };
+        let scan = || contents(snapshot.scan(..)).expect("a scan");
+        let found: [Content; KEYS] = gets();
         self.check_group(&found, "a snapshot");
-        let again = contents(snapshot.scan(..)).expect("a scan");
-        assert_eq!(again, found, "seed {}: a snapshot changes", self.seed);
+        let again = scan();
+        if again != found {
+            // What stays tells which of the two was wrong.
+            let later = (gets(), scan(), contents(snapshot.scan(..).rev()));
+            let levels = self.db.stats().levels;
+            panic!(
+                "seed {}: a snapshot changes: gets {found:?}, a scan {again:?}, then gets, a scan, a scan backward: {later:?}; {levels:?}",
+                self.seed
+            );
+        }
         operations.push(Recorded {
             written: vec![],
             read: found.into_iter().enumerate().collect(),
