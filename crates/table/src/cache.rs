@@ -130,6 +130,8 @@ impl Lifecycle<CacheKey, Cached> for Evicted {
 /// What the policy has for an entry, and for what it remembers of evicted ones: measured with entries of 100 and
 /// 1,000 bytes (`MemoryUsed` of `quick_cache`), room for growth included.
 pub(crate) const ENTRY_BYTES: u64 = 144;
+/// What most blocks take, for who has to know how many a cache may hold.
+pub(crate) const TYPICAL_BLOCK_BYTES: u64 = 4096;
 /// What is evicted at once when there is no room: such a part of the capacity, and no more than takes a moment.
 const FILL_STEP_PART: u64 = 128;
 const FILL_STEP_BYTES_MAX: u64 = 1 << 20;
@@ -694,6 +696,11 @@ mod tests {
             }
             assert!((0..5000).all(|number| !cache.has_block((0, number * 4096))));
             assert!((0..5000).any(|number| cache.has_block((1, number * 4096))));
+            // What was evicted or forgotten left no bit, but where another block has it.
+            let keys = (0..5000).map(|number| (number % 2, number * 4096));
+            let in_vain =
+                keys.filter(|&key| cache.cached_blocks.may_have(key) && !cache.has_block(key));
+            assert!(in_vain.count() < 500);
             cache.set_capacity_bytes(50_000);
             assert!(cache.used_bytes() <= 50_000);
             assert!(cache.memory_bytes() <= 50_000);

@@ -10,7 +10,7 @@
 //! INVARIANT. A bit decides only whether the cache is asked. One that is set in vain, by another part of a table in the same line, costs the question; one that
 //! is missing, because it was cleared for a neighbour in the same KiB or by a race, costs that a cached block is read once more. So all orders are relaxed.
 
-use crate::cache::BlockKey;
+use crate::cache::{BlockKey, TYPICAL_BLOCK_BYTES};
 use crate::hash_key;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,7 +18,6 @@ const PLACE_BYTES_LOG2: u32 = 10;
 const LINE_BITS_LOG2: u32 = 9;
 /// Bits for a block of the usual size in a full cache: one in so many is set.
 const BITS_PER_BLOCK: u64 = 32;
-const TYPICAL_BLOCK_BYTES: u64 = 4096;
 /// In small caches neighbours in a line would hide each other.
 const LINES_MIN: u64 = 64;
 const LINES_MAX: u64 = 1 << 20;

@@ -13,19 +13,17 @@
 //! CONCURRENCY. What one thread notes while another does is not noted: they are a sample anyway. The answer is a relaxed flag, since either
 //! answer is right at any time.
 
-use crate::cache::{BlockKey, ENTRY_BYTES, estimated_entries};
+use crate::cache::{BlockKey, ENTRY_BYTES, TYPICAL_BLOCK_BYTES, estimated_entries};
 use crate::hash_key;
 use lightkv_memory::UNIT_BYTES;
 use parking_lot::Mutex;
-use quick_cache::unsync;
-use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use quick_cache::{Weighter, unsync};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// One block and one key in so many are in the samples of a large cache, as a power of two.
 const SAMPLE_LOG2_MAX: u32 = 5;
 /// More are where the miniature of blocks had no room for so many.
 const BLOCKS_MIN: u64 = 64;
-const TYPICAL_BLOCK_BYTES: u64 = 4096;
 /// A read that was this many reads ago counts 1/e of one now. Of so many, the difference is within 3 % of their number by chance.
 const MEMORY_READS: f64 = 4096.0;
 /// The other way must have read less by such a part before it is taken.
@@ -94,27 +92,13 @@ impl Trial {
 
 /// A cache without content that decides as the real one would.
 fn new_miniature(capacity_bytes: u64) -> Miniature {
-    let options = OptionsBuilder::new()
-        .estimated_items_capacity(estimated_entries(capacity_bytes))
-        .weight_capacity(capacity_bytes)
-        .build();
-    match options {
-        Ok(options) => Miniature::with_options(
-            options,
-            ByWeight,
-            DefaultHashBuilder::default(),
-            Default::default(),
-        ),
-        // Not with both capacities given.
-        Err(_) => Miniature::with_weighter(1, 0, ByWeight),
-    }
+    Miniature::with_weighter(estimated_entries(capacity_bytes), capacity_bytes, ByWeight)
 }
 
 /// The two caches without content, and what they have shown.
 pub(crate) struct Miniatures {
     sample_log2: u32,
     trial: Mutex<Trial>,
-    capacity_bytes: AtomicU64,
     /// A [`KeptUnit`] by number, 0: not known.
     better: AtomicU8,
 }
@@ -134,19 +118,16 @@ impl Miniatures {
         Self {
             sample_log2,
             trial: Mutex::new(trial),
-            capacity_bytes: AtomicU64::new(capacity_bytes),
             better: AtomicU8::new(0),
         }
     }
 
     /// Notes what the cache may have now.
     pub(crate) fn set_capacity_bytes(&self, capacity_bytes: u64) {
-        if self.capacity_bytes.swap(capacity_bytes, Ordering::Relaxed) != capacity_bytes {
-            let mut trial = self.trial.lock();
-            let miniature_bytes = capacity_bytes >> self.sample_log2;
-            trial.records.set_capacity(miniature_bytes);
-            trial.blocks.set_capacity(miniature_bytes);
-        }
+        let mut trial = self.trial.lock();
+        let miniature_bytes = capacity_bytes >> self.sample_log2;
+        trial.records.set_capacity(miniature_bytes);
+        trial.blocks.set_capacity(miniature_bytes);
     }
 
     /// What gets should leave, if that is known.
@@ -312,6 +293,6 @@ mod tests {
         let miniatures = Miniatures::new(capacity_bytes);
         see(&miniatures, random(2_000_000).map(|random| random >> 32));
         let bytes = miniatures.memory_bytes();
-        assert!(bytes > 10_000 && bytes < capacity_bytes / 64, "{bytes}");
+        assert!(bytes > 10_000 && bytes < capacity_bytes / 128, "{bytes}");
     }
 }

@@ -246,7 +246,7 @@ fn what_is_read_again_is_in_memory_whatever_is_flushed_and_merged() {
         db.stats().counters.since(&before).table_reads
     };
     let write = |round: u8| hot().for_each(|number| db.put(key(number), [round; 1024]).unwrap());
-    // Nobody read them before the flush.
+    // Nobody read them before the flush: each is read now, or with another in its block.
     write(201);
     db.flush().unwrap();
     let first = table_reads(201);

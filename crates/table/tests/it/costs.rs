@@ -110,6 +110,19 @@ fn where_all_blocks_fit_a_get_leaves_its_block_alone() {
     assert_eq!(shared.cache_bytes(), cached_bytes);
 }
 
+/// The moment at which a record of the model was written.
+fn own_moment(number: u64) -> u64 {
+    1_000_000 + number
+}
+
+/// Reads of a get of each twentieth key, each at the moment that goes with it: about one of each block.
+fn reads_of_a_pass(reader: &TableReader, keys: u64, moment: fn(u64) -> u64) -> u64 {
+    let numbers = (0..keys).step_by(20);
+    numbers
+        .map(|number| reads_of(reader, number, moment(number), true))
+        .sum()
+}
+
 /// Hot records in blocks that do not all fit: after some time gets leave records, and then every one of them is there.
 #[test]
 fn where_not_all_fits_and_few_are_hot_gets_leave_their_records() {
@@ -118,18 +131,13 @@ fn where_not_all_fits_and_few_are_hot_gets_leave_their_records() {
     write(&vfs, options(), &model(keys, 200));
     let shared = Arc::new(TableShared::new(1 << 20, 4));
     let reader = open(&vfs, options(), &shared);
-    let pass = |max_sequence: fn(u64) -> u64| -> u64 {
-        (0..keys)
-            .step_by(20)
-            .map(|number| reads_of(&reader, number, max_sequence(number), true))
-            .sum()
-    };
+    let pass = |moment| reads_of_a_pass(&reader, keys, moment);
     let newest = |_| u64::MAX;
     assert!(pass(newest) > 900, "a block each");
     (0..20).for_each(|_| _ = pass(newest));
     assert_eq!(pass(newest), 0);
     // Records of the newest version are found by gets of any moment that sees it.
-    assert_eq!(pass(|number| 1_000_000 + number), 0);
+    assert_eq!(pass(own_moment), 0);
     assert!(shared.cache_bytes() <= 1 << 20);
 }
 
@@ -141,14 +149,8 @@ fn where_not_all_fits_an_old_moment_leaves_no_record() {
     write(&vfs, options(), &model(keys, 200));
     let shared = Arc::new(TableShared::new(1 << 20, 4));
     let reader = open(&vfs, options(), &shared);
-    let pass = || -> u64 {
-        (0..keys)
-            .step_by(20)
-            .map(|number| reads_of(&reader, number, 1_000_000 + number, true))
-            .sum()
-    };
-    (0..20).for_each(|_| _ = pass());
-    assert!(pass() > 500);
+    (0..20).for_each(|_| _ = reads_of_a_pass(&reader, keys, own_moment));
+    assert!(reads_of_a_pass(&reader, keys, own_moment) > 500);
 }
 
 /// Any record is wanted, and nearly all blocks fit: records, each an entry of the cache, would be half of them.
