@@ -364,6 +364,20 @@ impl Pool {
         words
     }
 
+    /// Loads words side by side, first to last and each with acquire ordering, from a place that was read from a medium: `None` if it is not
+    /// inside of the pool, or no multiple of 8. Another thread may store between two of them.
+    #[inline]
+    pub fn checked_words<const N: usize>(&self, offset: u64) -> Option<[u64; N]> {
+        if !offset.is_multiple_of(8) || !self.contains(offset, 8 * N as u64) {
+            return None;
+        }
+        let first = self.aligned_place(offset, 8);
+        // SAFETY: checked and aligned.
+        Some(std::array::from_fn(|index| unsafe {
+            store::load_u64(first.wrapping_add(8 * index))
+        }))
+    }
+
     /// Stores 16 bytes (little-endian) with release ordering, as one step for other threads.
     ///
     /// Atomic on every x86-64 processor: with AVX an aligned 16-byte vector store is (Intel SDM

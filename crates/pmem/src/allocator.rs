@@ -184,17 +184,28 @@ impl ExtentUnits {
         self.free_units
     }
 
-    /// A free run, searched from the end so that long runs stay away from single units.
+    /// A free run, searched from the end so that long runs stay away from single units. One of a power of two begins at a multiple of its length in
+    /// the pool, if there is room for that: whoever has many of one length may count in them.
     fn find_run(&mut self, units: u32) -> Option<u32> {
         if units > self.free_units || units > self.longest_run_limit {
             return None;
         }
-        let mut found = None;
+        let unit_bytes = u64::from(self.unit_bytes);
+        let is_aligned = units.is_power_of_two() && self.data_offset.is_multiple_of(unit_bytes);
+        // Units to step back from the last place in a range to one that is aligned.
+        let step_back = |last: u32| match is_aligned {
+            true => (self.unit_offset(last) / unit_bytes % u64::from(units)) as u32,
+            false => 0,
+        };
+        let (mut found, mut found_aligned) = (None, None);
         for (first, len) in self.free.ranges(self.unit_count) {
-            if len >= units {
-                found = Some(first + len - units);
+            if let Some(room) = len.checked_sub(units) {
+                found = Some(first + room);
+                let aligned = room.checked_sub(step_back(first + room));
+                found_aligned = aligned.map(|room| first + room).or(found_aligned);
             }
         }
+        let found = found_aligned.or(found);
         if found.is_none() {
             self.longest_run_limit = units - 1;
         }

@@ -13,6 +13,12 @@
 //! stays in the hands of its writer ([`Fresh`]) until that one's first fence, which a put has anyway:
 //! INVARIANT: a slot is handed to another thread only from a slab whose allocation is durable.
 //!
+//! # Free slots
+//!
+//! INVARIANT: where an item would have its number, a slot that has no item has zero, or a number that is marked as left. (See `items`: a scan may be led to
+//! any slot, by where an item was.) Whoever leaves an item marks it, and one that was stored and never led to. What is left is memory that
+//! had something else: slots of a slab that is made of it are marked then, those of a slab that a recovery found when they are handed out.
+//!
 //! # Concurrency
 //!
 //! Threads take and give slots through a stripe of their own, and move them from and to slabs by the dozen. Locks are
@@ -28,8 +34,10 @@ use lightkv_pmem::{Arena, PmemError, Pool, Run, prefetch_store};
 use parking_lot::{Mutex, RwLock};
 
 use super::brief_lock::BriefLock;
+use super::item_layout::{LEFT, SEQUENCE_OFFSET};
 use super::pool_growth::{GrowthCall, ahead_bytes};
 use super::size_classes::{CLASSES_MAX, class_of, slot_bytes};
+use super::slot_map::SlotMap;
 use crate::engines::in_flight::thread_number;
 use crate::engines::readers::collect_garbage;
 use crate::{Error, Result};
@@ -171,6 +179,8 @@ struct SlabState {
     free: Box<[u64]>,
     /// Whether its number is in its class's list, or in the hands of who took it from there.
     listed: bool,
+    /// Some of its free slots have what they had before the open.
+    is_of_old: bool,
 }
 
 impl SlabState {
@@ -221,6 +231,9 @@ pub(crate) struct Allocator {
     pool: Arc<Pool>,
     slab_units: u32,
     pages: PageTable,
+    pub(crate) slots: SlotMap,
+    /// The pool ended here when it was opened: what it has behind has zeros until it is used.
+    virgin_from: u64,
     slabs: Box<[OnceLock<Box<[Slab]>>]>,
     /// Numbers of slabs never used, and of some that are not in use any more.
     numbers: Mutex<(u32, Vec<u32>)>,
@@ -252,6 +265,8 @@ impl Allocator {
         };
         Arc::new(Self {
             pages: PageTable::new(pool.max_bytes()),
+            slots: SlotMap::new(pool.max_bytes(), slab_bytes),
+            virgin_from: pool.size_bytes(),
             slabs: (0..=slabs_max / SLABS_PER_PART)
                 .map(|_| OnceLock::new())
                 .collect(),
@@ -343,6 +358,8 @@ impl Allocator {
 
     /// Moves free slots of slabs into a stripe.
     fn take_from_slabs(&self, class: usize, target: &mut Vec<u64>) {
+        // Before a slab is locked, as everywhere.
+        let closed = self.closed.read();
         loop {
             // Not held while the slab is locked; whoever took the number from the list owns its listing.
             let Some(number) = self.lists[class].lock().pop() else {
@@ -355,6 +372,9 @@ impl Allocator {
                 continue;
             }
             state.take(slot_bytes(class), target);
+            if state.is_of_old {
+                self.mark_as_left(target.iter().copied(), &closed);
+            }
             if state.free_count > 0 {
                 self.lists[class].lock().push(number);
             } else {
@@ -396,8 +416,8 @@ impl Allocator {
         Ok(place)
     }
 
-    /// Takes a run into the tables, all its slots free. `listed`: somebody will list it, or has it.
-    fn add_slab(&self, run: Run, class: u32, listed: bool) -> u32 {
+    /// Takes a run into the tables, all its slots free. `is_new`: it was allocated just now, and somebody has it who will list it.
+    fn add_slab(&self, run: Run, class: u32, is_new: bool) -> u32 {
         let number = {
             let mut numbers = self.numbers.lock();
             numbers.1.pop().unwrap_or_else(|| {
@@ -423,15 +443,51 @@ impl Allocator {
         } else {
             (free, slots)
         };
+        if class != LARGE {
+            if is_new && !self.is_virgin(run) {
+                let slot_bytes = slot_bytes(class as usize);
+                let starts = (0..u64::from(slots)).map(|slot| run.offset + slot * slot_bytes);
+                self.mark_as_left(starts, &self.closed.read());
+            }
+            self.note_bytes(self.slots.enter(run, class as usize));
+        }
         *slab.state.lock() = SlabState {
             run: Some(run),
             slots,
             free_count,
             free,
-            listed,
+            listed: is_new,
+            is_of_old: !is_new,
         };
         self.pages.set(run, number, class, &self.parts_bytes);
         number
+    }
+
+    /// Whether a run has zeros: its part of the pool was made since the open, and not used.
+    fn is_virgin(&self, run: Run) -> bool {
+        run.offset >= self.virgin_from && !self.slots.was_used(run)
+    }
+
+    /// Marks free slots, so that whoever knows their places from before finds no item there. `closed` is held: after a close the pool may have
+    /// another owner.
+    fn mark_as_left(&self, places: impl Iterator<Item = u64>, closed: &bool) {
+        if !closed {
+            places.for_each(|place| self.pool.store_u64(place + SEQUENCE_OFFSET, LEFT));
+        }
+    }
+
+    /// A table has grown.
+    fn note_bytes(&self, taken_bytes: u64) {
+        if taken_bytes > 0 {
+            self.parts_bytes.fetch_add(taken_bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives a run back to the pool, whatever it was.
+    fn give_back(&self, run: Run) {
+        // Before somebody else has it.
+        self.note_bytes(self.slots.leave(run));
+        self.pool.free(run);
     }
 
     /// Lets all threads use a writer's new slabs. It has fenced since it allocated them.
@@ -493,7 +549,7 @@ impl Allocator {
         self.pages.clear(run, &self.parts_bytes);
         self.numbers.lock().1.push(number);
         if !*closed {
-            self.pool.free(run);
+            self.give_back(run);
         }
         run.len_bytes
     }
@@ -537,7 +593,7 @@ impl Allocator {
             self.pages.clear(run, &self.parts_bytes);
             state.free = Box::default();
             state.free_count = 0;
-            self.pool.free(run);
+            self.give_back(run);
         }
     }
 
@@ -649,7 +705,7 @@ impl Allocator {
     pub(crate) fn free_run(&self, run: Run) {
         let closed = self.closed.read();
         if !*closed {
-            self.pool.free(run);
+            self.give_back(run);
         }
     }
 

@@ -192,8 +192,7 @@ impl Store {
         for (number, operation) in operations.iter().enumerate() {
             if let (Some(place), Some(value)) = (operation.place, operation.value) {
                 let sequence = first + number as u64;
-                self.items
-                    .store(place, sequence, operation.hash, operation.key, value);
+                self.store_item(place, sequence, operation.hash, operation.key, value);
             }
         }
         self.pool().fence();
@@ -330,8 +329,14 @@ impl Store {
         redo::disarm(self.pool(), record);
         for plan in planned {
             let operation = &operations[plan.operation];
+            if let Some(old) = plan.old {
+                self.items.leave(old);
+            }
             match (plan.old, operation.place) {
-                (None, _) => self.note(self.keys.insert(operation.key, operation.hash)),
+                (None, place) => {
+                    let place = place.expect("without an old item there is a new one");
+                    self.note(self.keys.insert(operation.key, operation.hash, place));
+                }
                 (Some(_), None) => {
                     locked.tables[plan.operation].lower(plan.slot);
                     locked.groups[plan.group].used -= 1;

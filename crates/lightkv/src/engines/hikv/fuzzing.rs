@@ -8,7 +8,7 @@ use lightkv_vfs::{MemoryVfs, OpenMode, Vfs};
 
 use super::entry_file::{EntryFileReader, EntryFileWriter};
 use super::entry_file_layout::{BLOCK_HEADER_LEN, HEADER_LEN, Header, Kind, seal_block};
-use super::item_layout::{self, Item, ItemExtent, Place};
+use super::item_layout::{self, Item, ItemHeader, LEFT, Place, SEQUENCE_OFFSET};
 use super::log_layout::{self, ALIGNMENT, LogPlace};
 use super::redo_layout::{self, CHANGE_LEN, Change, RedoPlace};
 use super::root_layout::{self, RootHeader, TablePlace};
@@ -104,7 +104,10 @@ pub fn hikv_item(input: &[u8]) {
         return;
     };
     let mut bytes = bytes.to_vec();
-    let Some(extent) = bytes.first_chunk().map(ItemExtent::of) else {
+    let Some(extent) = bytes
+        .first_chunk()
+        .map(|header| ItemHeader::of_bytes(header).extent())
+    else {
         return;
     };
     let Some(bytes) = bytes.get_mut(..extent.len()) else {
@@ -113,10 +116,13 @@ pub fn hikv_item(input: &[u8]) {
     if mode != AS_IT_IS {
         seal_item(bytes, ITEM_PLACE);
     }
-    let item = Item::parse(bytes).expect("as long as its lengths say");
-    if item_layout::is_sound(bytes, ITEM_PLACE) {
+    let (header, key_and_value) = bytes.split_first_chunk().expect("a header");
+    let header = ItemHeader::of_bytes(header);
+    let item = Item::new(header, key_and_value).expect("as long as its lengths say");
+    if header.is_sound(key_and_value, ITEM_PLACE) {
         let (key, value) = (item.key, item.value);
-        let header = item_layout::encode_header(ITEM_PLACE, item.sequence, item.hash, key, value);
+        let number = item.sequence | if item.is_left { LEFT } else { 0 };
+        let header = item_layout::encode_header(ITEM_PLACE, number, item.hash, key, value);
         // The word that is zero may be anything.
         assert_eq!(header[4..12], bytes[4..12]);
         assert_eq!([&header[16..], key, value].concat(), bytes[16..]);
@@ -130,7 +136,11 @@ fn seal_item(bytes: &mut [u8], place: Place) {
     ]
     .concat();
     let seed = lightkv_checksum::crc32c(&seed);
-    let checksum = lightkv_checksum::crc32c_append(seed, &bytes[4..]);
+    // Without the mark.
+    let mut header = bytes[..item_layout::HEADER_LEN].to_vec();
+    header[SEQUENCE_OFFSET as usize + 7] &= !((LEFT >> 56) as u8);
+    let checksum =
+        lightkv_checksum::crc32c_parts(seed, &[&header[4..], &bytes[item_layout::HEADER_LEN..]]);
     bytes[..4].copy_from_slice(&checksum.to_le_bytes());
 }
 

@@ -5,7 +5,7 @@
 //!  4  value_len   u32
 //!  8  key_len     u32
 //! 12  zero        u32
-//! 16  sequence    u64
+//! 16  sequence    u64   and in its upper bit whether an entry has left the item
 //! 24  hash        u64   keyed hash of the key
 //! 32  key, value; what follows in the slot means nothing
 //! ```
@@ -16,9 +16,14 @@
 
 /// Bytes before the key.
 pub(crate) const HEADER_LEN: usize = 32;
-/// Largest number of a write: a store that draws a thousand million a second gets there in 290 years. An item with a
-/// larger one is damaged, whatever its checksum says: there might be no number behind it.
-pub(crate) const SEQUENCE_MAX: u64 = 1 << 63;
+/// Largest number of a write: a store that draws a thousand million a second gets there in 145 years. An item with a
+/// larger one is damaged, whatever its checksum says: there might be no number behind it that is not [`LEFT`].
+pub(crate) const SEQUENCE_MAX: u64 = 1 << 62;
+/// Set in the number of an item that an entry has left: it is larger than any moment then. Not under the checksum, and of no meaning to
+/// a recovery.
+pub(crate) const LEFT: u64 = 1 << 63;
+/// Where the number is.
+pub(crate) const SEQUENCE_OFFSET: u64 = 16;
 
 /// Where an item stands, as its checksum is seeded with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,18 +54,68 @@ pub(crate) struct ItemExtent {
 }
 
 impl ItemExtent {
-    #[inline]
-    pub(crate) fn of(header: &[u8; HEADER_LEN]) -> Self {
-        Self {
-            key_len: u32_at(header, 8) as usize,
-            value_len: u32_at(header, 4) as usize,
-        }
-    }
-
     /// Bytes without padding.
     #[inline]
     pub(crate) fn len(self) -> usize {
         HEADER_LEN + self.key_len + self.value_len
+    }
+}
+
+/// The header of an item as it was loaded, word by word: its number may be marked meanwhile, and nothing else of it changes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ItemHeader([u64; HEADER_LEN / 8]);
+
+impl ItemHeader {
+    #[inline]
+    pub(crate) fn new(words: [u64; HEADER_LEN / 8]) -> Self {
+        Self(words)
+    }
+
+    #[inline]
+    pub(crate) fn extent(self) -> ItemExtent {
+        ItemExtent {
+            key_len: (self.0[1] & u64::from(u32::MAX)) as usize,
+            value_len: (self.0[0] >> 32) as usize,
+        }
+    }
+
+    #[inline]
+    fn is_left(self) -> bool {
+        self.0[2] & LEFT != 0
+    }
+
+    #[inline]
+    fn sequence(self) -> u64 {
+        self.0[2] & !LEFT
+    }
+
+    /// As it was stored.
+    fn bytes(self) -> [u8; HEADER_LEN] {
+        let [lengths, key_len, _, hash] = self.0;
+        let mut bytes = [0; HEADER_LEN];
+        let words = [lengths, key_len, self.sequence(), hash];
+        for (target, word) in bytes.chunks_exact_mut(8).zip(words) {
+            target.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Whether the item's bytes are what was written there. `key_and_value` has as many as the lengths say.
+    pub(crate) fn is_sound(self, key_and_value: &[u8], place: Place) -> bool {
+        let bytes = self.bytes();
+        let (checksum, rest) = bytes.split_first_chunk::<4>().expect("longer");
+        let parts = [&place.seed_bytes()[..], rest, key_and_value];
+        lightkv_checksum::crc32c_parts(0, &parts) == u32::from_le_bytes(*checksum)
+    }
+}
+
+#[cfg(any(test, feature = "fuzzing"))]
+impl ItemHeader {
+    /// The header of an item that lies in memory.
+    pub(crate) fn of_bytes(bytes: &[u8; HEADER_LEN]) -> Self {
+        let word =
+            |at: usize| u64::from_le_bytes(*bytes[8 * at..].first_chunk().expect("four words"));
+        Self(std::array::from_fn(word))
     }
 }
 
@@ -87,6 +142,8 @@ pub(crate) fn encode_header(
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Item<'a> {
     pub(crate) sequence: u64,
+    /// An entry has left it: see [`LEFT`].
+    pub(crate) is_left: bool,
     pub(crate) hash: u64,
     pub(crate) key: &'a [u8],
     pub(crate) value: &'a [u8],
@@ -95,16 +152,14 @@ pub(crate) struct Item<'a> {
 }
 
 impl<'a> Item<'a> {
-    /// Reads an item whose lengths are known: `bytes` has exactly [`ItemExtent::len`] of them.
+    /// An item of which key and value are known: as many bytes as the lengths say.
     #[inline]
-    pub(crate) fn parse(bytes: &'a [u8]) -> Option<Self> {
-        let header: &[u8; HEADER_LEN] = bytes.first_chunk()?;
-        let extent = ItemExtent::of(header);
-        let key_and_value = bytes.get(HEADER_LEN..extent.len())?;
-        let (key, value) = key_and_value.split_at_checked(extent.key_len)?;
+    pub(crate) fn new(header: ItemHeader, key_and_value: &'a [u8]) -> Option<Self> {
+        let (key, value) = key_and_value.split_at_checked(header.extent().key_len)?;
         Some(Self {
-            sequence: u64_at(header, 16),
-            hash: u64_at(header, 24),
+            sequence: header.sequence(),
+            is_left: header.is_left(),
+            hash: header.0[3],
             key,
             value,
             key_and_value,
@@ -136,25 +191,6 @@ pub(crate) fn is_same_key(a: &[u8], b: &[u8]) -> bool {
         }
 }
 
-/// Whether an item's bytes are what was written there; `bytes` has exactly [`ItemExtent::len`] of them.
-pub(crate) fn is_sound(bytes: &[u8], place: Place) -> bool {
-    let Some((checksum, rest)) = bytes.split_first_chunk::<4>() else {
-        return false;
-    };
-    let seed = lightkv_checksum::crc32c(&place.seed_bytes());
-    lightkv_checksum::crc32c_append(seed, rest) == u32::from_le_bytes(*checksum)
-}
-
-#[inline]
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-}
-
-#[inline]
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -168,17 +204,28 @@ mod tests {
     fn every_flipped_bit_and_every_other_place_is_noticed() {
         let header = encode_header(PLACE, 42, 9, b"key", b"the value");
         let bytes = [&header[..], b"key", b"the value"].concat();
-        let extent = ItemExtent::of(bytes.first_chunk().unwrap());
-        assert_eq!(extent.len(), bytes.len());
+        let is_sound = |bytes: &[u8], place| {
+            let (header, key_and_value) = bytes.split_first_chunk().unwrap();
+            ItemHeader::of_bytes(header).is_sound(key_and_value, place)
+        };
+        let header = ItemHeader::of_bytes(&header);
+        assert_eq!(header.extent().len(), bytes.len());
         assert!(is_sound(&bytes, PLACE));
-        let item = Item::parse(&bytes).unwrap();
-        assert_eq!((item.sequence, item.hash), (42, 9));
+        let item = Item::new(header, &bytes[HEADER_LEN..]).unwrap();
+        assert_eq!((item.sequence, item.is_left, item.hash), (42, false, 9));
         assert_eq!((item.key, item.value), (&b"key"[..], &b"the value"[..]));
+        // The mark.
+        let mark = SEQUENCE_OFFSET as usize * 8 + 63;
         for bit in 0..bytes.len() * 8 {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            assert!(!is_sound(&damaged, PLACE), "bit {bit}");
+            assert_eq!(is_sound(&damaged, PLACE), bit == mark, "bit {bit}");
         }
+        let mut left = bytes.clone();
+        left[mark / 8] |= 1 << (mark % 8);
+        let left = ItemHeader::of_bytes(left.first_chunk().unwrap());
+        let item = Item::new(left, &bytes[HEADER_LEN..]).unwrap();
+        assert_eq!((item.sequence, item.is_left), (42, true));
         for place in [
             Place {
                 pool_identity: 8,
@@ -191,8 +238,8 @@ mod tests {
         ] {
             assert!(!is_sound(&bytes, place));
         }
-        for len in 0..bytes.len() {
-            assert!(!is_sound(&bytes[..len], PLACE) || len == bytes.len());
+        for len in HEADER_LEN..bytes.len() {
+            assert!(!is_sound(&bytes[..len], PLACE));
         }
     }
 }

@@ -1,11 +1,31 @@
-//! Items in the pool: stored, followed, checked.
+//! Items in the pool: stored, followed, checked, left.
+//!
+//! # Items that an entry has left
+//!
+//! A scan knows of a key where its item was once, and would rather not ask the hash index, which lies in no order, whether it is still there. So
+//! whoever leads an entry away from an item, or to nothing, marks the item ([`Items::leave`]): in its number, which is above every
+//! moment then, and is one word, that is stored and loaded whole.
+//!
+//! INVARIANT: a slot has a number up to a moment that is held only if it has the item that its key had at that moment. So the number is all that
+//! is asked of a slot, and what was found stays as long as the guard that it was found under:
+//!
+//! 1. *Its entry led there.* A put draws its number before it stores it, and a moment waits for the puts that have drawn numbers up to it. So an
+//!    item with such a number was wholly stored and its entry set, before the moment was fixed. A put that fails marks what it stored.
+//! 2. *None of a later number up to the moment did.* The write that drew it would have marked the item before its announcement ended, and
+//!    the moment has waited for that.
+//! 3. *Nobody stores to the slot while the guard is held.* It is given to the epochs behind the mark. Whoever stores another item there
+//!    draws the number behind the moment, or has ended before it.
+//!
+//! The mark is not flushed, and needs not be: it is stored when the entry that left the item is durable. No recovery meets it, and which slots it
+//! may be in, only this process knows: see `Allocator::add_slab`, and `key_image` for what a close leaves.
 
 use std::sync::Arc;
 
 use lightkv_pmem::{LineTail, Pool};
 
 use super::item_layout::{
-    HEADER_LEN, Item, ItemExtent, Place, encode_header, is_same_key, is_sound, item_len,
+    HEADER_LEN, Item, ItemHeader, LEFT, Place, SEQUENCE_OFFSET, encode_header, is_same_key,
+    item_len,
 };
 use super::size_classes::has_own_lines;
 use crate::{Error, Result};
@@ -61,23 +81,47 @@ impl Items {
     /// As [`Items::item`].
     #[inline]
     pub(crate) unsafe fn item_if_any(&self, offset: u64) -> Option<Item<'_>> {
-        // SAFETY: the caller's contract: nobody stores to the item's place.
-        unsafe { self.bytes(offset) }.and_then(Item::parse)
+        // SAFETY: the caller's contract.
+        let (header, key_and_value) = unsafe { self.parts(offset) }?;
+        Item::new(header, key_and_value)
     }
 
-    /// The bytes of the item at `offset` without padding.
+    /// The item at `offset`, its header apart: that may be marked while it is read.
     ///
     /// # Safety
     /// As [`Items::item`].
     #[inline]
-    unsafe fn bytes(&self, offset: u64) -> Option<&[u8]> {
-        // SAFETY: the caller's contract; ranges outside of the pool are refused.
-        unsafe {
-            self.pool.touch_read(offset, HEADER_LEN as u64);
-            let header = self.pool.checked_slice(offset, HEADER_LEN)?;
-            let extent = ItemExtent::of(header.first_chunk()?);
-            self.pool.checked_slice(offset, extent.len())
-        }
+    unsafe fn parts(&self, offset: u64) -> Option<(ItemHeader, &[u8])> {
+        self.pool.touch_read(offset, HEADER_LEN as u64);
+        let header = ItemHeader::new(self.pool.checked_words(offset)?);
+        let len = header.extent().len() - HEADER_LEN;
+        // SAFETY: the caller's contract: nobody stores to key and value; ranges outside of the pool are refused.
+        let key_and_value = unsafe { self.pool.checked_slice(offset + HEADER_LEN as u64, len) }?;
+        Some((header, key_and_value))
+    }
+
+    /// Marks an item that no entry leads to any more, or never did. Before the announcement of the write that left it ends.
+    #[inline]
+    pub(crate) fn leave(&self, offset: u64) {
+        let number = offset + SEQUENCE_OFFSET;
+        // Nobody else marks it: the group of its key is locked.
+        self.pool
+            .store_u64(number, self.pool.load_u64(number) | LEFT);
+    }
+
+    /// Takes the mark away from an item that an entry leads to. Nobody else uses the pool.
+    #[cold]
+    pub(crate) fn clear_mark(&self, offset: u64) {
+        let number = offset + SEQUENCE_OFFSET;
+        self.pool
+            .store_u64(number, self.pool.load_u64(number) & !LEFT);
+        self.pool.flush(number, 8);
+    }
+
+    /// The number of what may be an item, marked if it was left. The offset is that of a slot.
+    #[inline]
+    pub(crate) fn number(&self, offset: u64) -> u64 {
+        self.pool.load_u64(offset + SEQUENCE_OFFSET)
     }
 
     /// Whether the bytes of the item at `offset` are what was written there.
@@ -86,7 +130,9 @@ impl Items {
     /// As [`Items::item`].
     pub(crate) unsafe fn is_sound(&self, offset: u64) -> bool {
         // SAFETY: the caller's contract.
-        unsafe { self.bytes(offset) }.is_some_and(|bytes| is_sound(bytes, self.place(offset)))
+        unsafe { self.parts(offset) }.is_some_and(|(header, key_and_value)| {
+            header.is_sound(key_and_value, self.place(offset))
+        })
     }
 
     /// Whether the item at `offset` has this key. Cheaper than reading all of it.
@@ -112,13 +158,14 @@ impl Items {
     /// As [`Items::item`].
     pub(crate) unsafe fn checked<'a>(&'a self, offset: u64, slot_bytes: u64) -> Result<Item<'a>> {
         // SAFETY: the caller's contract.
-        let bytes = unsafe { self.bytes(offset) }
-            .filter(|bytes| bytes.len() as u64 <= slot_bytes)
+        let (header, key_and_value) = unsafe { self.parts(offset) }
+            .filter(|(header, _)| header.extent().len() as u64 <= slot_bytes)
             .ok_or_else(|| self.damaged(offset, "an index entry leads to what is no item"))?;
-        if !is_sound(bytes, self.place(offset)) {
+        if !header.is_sound(key_and_value, self.place(offset)) {
             return Err(self.damaged(offset, "the checksum of an item is wrong"));
         }
-        Item::parse(bytes).ok_or_else(|| self.damaged(offset, "an item has impossible lengths"))
+        Item::new(header, key_and_value)
+            .ok_or_else(|| self.damaged(offset, "an item has impossible lengths"))
     }
 
     /// The damage at a pool offset, by file and offset in it.
@@ -132,3 +179,6 @@ impl Items {
         }
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_tests;

@@ -22,6 +22,7 @@ use super::entry_file::{EntryFileReader, EntryFileWriter};
 use super::entry_file_layout::{Header, Kind};
 use super::item_layout::SEQUENCE_MAX;
 use super::items::Items;
+use super::key_index::NOWHERE;
 use super::ordered_index::{EntryBatch, OrderedIndex, SortedPart, SortedPartBuilder};
 use super::store::Store;
 use crate::engines::threads::side_by_side_on;
@@ -185,7 +186,7 @@ fn read_parts(
             while let Some((key, _)) = share.next_of_share()? {
                 let hash = hash_key(hash_seed, key).max(1);
                 sum = sum.wrapping_add(hash);
-                builder.push(key, hash);
+                builder.push(key, NOWHERE);
             }
             signatures.fetch_add(sum, Ordering::Relaxed);
             count.fetch_add(share.count(), Ordering::Relaxed);

@@ -1,8 +1,9 @@
 //! The keys in order, in memory, for scans; and how they follow the writers (the paper, section 3.2).
 //!
-//! The paper's tree maps a key to the position of its item, so an update changes it too. Ours maps a key to its hash, by
-//! which the hash index has the position: then an update leaves the tree alone, the position that a scan follows is
-//! always the present one, and an item's space can be used again without asking the tree.
+//! The paper's tree maps a key to the position of its item, so an update changes it too. Ours maps a key to the place where its item
+//! was when the key came, or when a scan last looked: an update leaves the tree alone, and an item's space can be used again without asking it.
+//! The scan finds out whether the item is still there ([`Store::last_item`](super::store::Store::last_item)); if not, it asks the hash
+//! index, and tells the tree ([`KeyIndex::move_to`]).
 //!
 //! Writers of new keys and deletes put what they did into a queue, under the lock of the key's group, so that the changes of
 //! a key come in order; back-end threads bring it into the tree. A scan first waits for what was queued before its moment. The
@@ -19,6 +20,9 @@ use super::sampler::{Operation, Sampler, Timer};
 use super::threads::{BackEnd, BackEndOptions};
 use super::update_queue::{Stopped, Update, UpdateQueues};
 use crate::{Error, Result};
+
+/// No item was ever there: the place of a key of which that is all that is known. A scan looks.
+pub(crate) const NOWHERE: u64 = 0;
 
 /// Requests in all queues together (the paper, section 4).
 const QUEUE_CAPACITY: usize = 4096;
@@ -104,8 +108,8 @@ impl KeyIndex {
 
     /// A key that is new in the hash index. Its group is locked, so that the changes of a key come in order.
     #[inline]
-    pub(crate) fn insert(&self, key: &[u8], hash: u64) -> Result<()> {
-        self.change(key, hash, Some(hash))
+    pub(crate) fn insert(&self, key: &[u8], hash: u64, place: u64) -> Result<()> {
+        self.change(key, hash, Some(place))
     }
 
     /// A key that has left the hash index; as [`KeyIndex::insert`].
@@ -157,15 +161,24 @@ impl KeyIndex {
         self.queues.as_ref().map_or(0, |queues| queues.pending())
     }
 
-    /// Whether the key is there.
-    pub(crate) fn contains(&self, key: &[u8]) -> bool {
+    /// Where the item of a key was once; `None` if the key is not there.
+    pub(crate) fn place(&self, key: &[u8]) -> Option<u64> {
         match &*self.trees {
-            Trees::One(index) => index.get(key).is_some(),
-            Trees::Ranges(index) => index.get(key).is_some(),
+            Trees::One(index) => index.get(key),
+            Trees::Ranges(index) => index.get(key),
         }
     }
 
-    /// Copies consecutive keys and hashes from `bound` on.
+    /// Lets keys lead to other places, where nobody else changes the tree just now. Keys that are not there stay away.
+    pub(crate) fn move_to<'k>(&self, places: impl Iterator<Item = (&'k [u8], u64)>) {
+        match &*self.trees {
+            Trees::One(index) => index.reposition(places),
+            // Its scans ask the hash index each time: it stands for what the paper compares itself with.
+            Trees::Ranges(_) => {}
+        }
+    }
+
+    /// Copies consecutive keys and places from `bound` on.
     pub(crate) fn batch_from(&self, bound: Bound<&[u8]>, into: &mut EntryBatch) {
         match &*self.trees {
             Trees::One(index) => index.batch_from(bound, false, into),
@@ -173,7 +186,7 @@ impl KeyIndex {
         }
     }
 
-    /// Appends consecutive keys and hashes from `bound` on, about `limit` of them at most; in reverse, from the largest one
+    /// Appends consecutive keys and places from `bound` on, about `limit` of them at most; in reverse, from the largest one
     /// within `bound` down. None only if there are none.
     pub(crate) fn append_from(
         &self,
@@ -187,8 +200,8 @@ impl KeyIndex {
             Trees::Ranges(index) => {
                 let mut batch = EntryBatch::new();
                 index.batch_from(bound, reverse, &mut batch);
-                for (key, hash) in batch.iter() {
-                    into.push(key, hash);
+                for (key, place) in batch.iter() {
+                    into.push(key, place);
                 }
             }
         }

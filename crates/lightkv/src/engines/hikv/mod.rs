@@ -6,10 +6,10 @@
 //!           v                       v                             v
 //!   partition's group lock      (no lock)          key index (DRAM) + older versions (DRAM)
 //!           |                       |                             |
-//!           |   2. entry, persist   v            hash             v
+//!           |   2. entry, persist   v          if moved           v
 //!           +--------------> [ hash index: lines of 4 entries ] <-+
-//!           |                       |                        pool
-//!           |   1. item, persist    v
+//!           |                       |             pool            | where it was
+//!           |   1. item, persist    v                             v
 //!           +--------------> [ items in slots of slabs, large ones in runs ]
 //! ```
 //!
@@ -17,7 +17,7 @@
 //! |---|---|
 //! | `write`, `batch`, `read`, `scan` | the foreground operations |
 //! | `hash_index`, `growth`, `root_layout` | the index in the pool |
-//! | `items`, `item_layout`, `allocator`, `size_classes`, `pool_growth` | keys and values, and their space |
+//! | `items`, `item_layout`, `allocator`, `size_classes`, `slot_map`, `pool_growth` | keys and values, and their space |
 //! | `redo`, `redo_layout` | batches that are whole after a crash |
 //! | `key_index`, `ordered_index` | the keys in order, in memory |
 //! | `update_queue`, `threads`, `sampler`, `wake`, `sync`, `brief_lock`, `inline_key` | how they follow the writers |
@@ -27,8 +27,8 @@
 //!
 //! # Where we leave the paper, and why
 //!
-//! - The tree maps keys to hashes, not to positions: an update leaves it alone, and it never leads to space that was given
-//!   to another item. A scan asks the hash index, whose lines it fetches for many keys at once.
+//! - The tree knows where items were when their keys came, and an update leaves it alone: a scan sees by an item's number whether it still is the key's,
+//!   asks the hash index only for what has moved, and tells the tree.
 //! - Nothing leaks in a crash: which slots are in use is what entries lead to.
 //! - A partition grows; the paper's have the size they are made with.
 //! - A search ends at a line that nothing has overflowed, so a miss costs one line. Counts of that are in memory.
@@ -79,6 +79,7 @@ mod root_layout;
 mod sampler;
 mod scan;
 mod size_classes;
+mod slot_map;
 #[cfg(all(test, not(loom)))]
 mod space_tests;
 mod statistics;

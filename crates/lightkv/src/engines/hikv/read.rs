@@ -8,6 +8,7 @@ use crossbeam_epoch::Guard;
 use super::hash_index::Table;
 use super::item_layout::{Item, is_same_key};
 use super::root_layout::{Entry, LINE_BYTES};
+use super::slot_map::SlabUse;
 use super::store::Store;
 use crate::{Error, Result, Value};
 
@@ -31,6 +32,14 @@ impl<'g> LikelyPlace<'g> {
     pub(crate) fn position(self) -> u64 {
         self.position.get()
     }
+}
+
+/// A slot where the item of a key was once, and that was a slot under a guard.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LastPlace<'g> {
+    position: u64,
+    slab: SlabUse,
+    guard: PhantomData<&'g Guard>,
 }
 
 impl Store {
@@ -98,6 +107,49 @@ impl Store {
         }
     }
 
+    /// Where the item of a key was once, if that is still a slot.
+    #[inline]
+    pub(crate) fn last_place<'g>(&self, position: u64, _guard: &'g Guard) -> Option<LastPlace<'g>> {
+        let slab = self.allocator.slots.slab_of_slot(position)?;
+        Some(LastPlace {
+            position,
+            slab,
+            guard: PhantomData,
+        })
+    }
+
+    /// The item that a key had at a moment that is held, if it is where it was once. `None` says nothing: [`Store::item_at`] does.
+    #[inline]
+    pub(crate) fn last_item<'g>(
+        &'g self,
+        place: LastPlace<'g>,
+        key: &[u8],
+        moment: u64,
+    ) -> Option<Item<'g>> {
+        let LastPlace { position, slab, .. } = place;
+        self.pool().touch_read(position, LINE_BYTES);
+        let number = self.items.number(position);
+        if !(1..=moment).contains(&number) {
+            return None;
+        }
+        // Behind the number, which is loaded with acquire. What had been stored there between two slabs would have been stored behind the end of the first.
+        if self.allocator.slots.slab_of_slot(position) != Some(slab) {
+            return None;
+        }
+        // SAFETY: so it was the number of a slot, and by the invariant in the head of `items` nobody stores to the slot while the guard of
+        // the place is held.
+        let item = unsafe { self.items.item_if_any(position) }?;
+        (is_same_key(item.key, key) && self.is_trusted(position)).then_some(item)
+    }
+
+    /// Whether the bytes of an item are what was written there, if the open has not looked. What is found in another way than by its entry may be damaged;
+    /// then its entry leads to the error.
+    #[inline]
+    fn is_trusted(&self, position: u64) -> bool {
+        // SAFETY: the caller has found the item under a guard.
+        !self.are_items_unread || unsafe { self.items.is_sound(position) }
+    }
+
     /// Where the item of a key probably is: where an entry in the home line of its hash leads, as of most keys. `None` says nothing; then
     /// the next line is fetched for [`Store::likely_place_behind`].
     #[inline]
@@ -135,12 +187,10 @@ impl Store {
         moment: u64,
     ) -> Option<Item<'g>> {
         self.pool().touch_read(place.position(), LINE_BYTES);
-        if self.are_items_unread {
-            return None;
-        }
         // SAFETY: the entry was read under the guard of the place, which keeps what it led to.
         let item = unsafe { self.items.item_if_any(place.position()) }?;
-        (item.sequence <= moment && is_same_key(item.key, key)).then_some(item)
+        let is_it = item.sequence <= moment && is_same_key(item.key, key);
+        (is_it && self.is_trusted(place.position())).then_some(item)
     }
 
     /// The item that an entry with that hash leads to. It is checked if the open has not read the items: a value that rotted

@@ -13,7 +13,6 @@
 use std::cmp::Ordering;
 
 use lightkv_memory::MappedVec;
-use lightkv_table::hash_key;
 use parking_lot::Mutex;
 
 use super::ordered_index::{OrderedIndex, SortedPart, SortedPartBuilder};
@@ -138,7 +137,7 @@ impl Range {
     }
 
     /// Leaves of sorted keys that begin with `common`.
-    fn build(&self, common: &[u8], hash_seed: u64) -> Result<SortedPart, DuplicateKey> {
+    fn build(&self, common: &[u8]) -> Result<SortedPart, DuplicateKey> {
         let mut builder = SortedPartBuilder::new();
         let mut key = common.to_vec();
         let mut last: Option<FoundKey> = None;
@@ -152,7 +151,7 @@ impl Range {
             key.truncate(common.len());
             key.extend_from_slice(&found.head.to_be_bytes()[..len]);
             key.extend_from_slice(self.tail(found));
-            builder.push(&key, hash_key(hash_seed, &key).max(1));
+            builder.push(&key, found.position);
         }
         Ok(builder.finish())
     }
@@ -163,7 +162,6 @@ pub(crate) struct FoundKeys(Vec<Range>);
 
 /// Collects keys and builds the index of them.
 pub(crate) struct Rebuild {
-    hash_seed: u64,
     /// What all keys of the sample begin with.
     common: Vec<u8>,
     /// Heads at which ranges begin, but for the first one. Before and behind these ranges are two for the keys that
@@ -174,7 +172,7 @@ pub(crate) struct Rebuild {
 
 impl Rebuild {
     /// For about so many keys, of which these are a sample.
-    pub(crate) fn new(hash_seed: u64, sample: &[&[u8]], keys: u64) -> Self {
+    pub(crate) fn new(sample: &[&[u8]], keys: u64) -> Self {
         let smallest = sample.iter().min().copied().unwrap_or_default();
         let largest = sample.iter().max().copied().unwrap_or_default();
         let pairs = smallest.iter().zip(largest);
@@ -187,7 +185,6 @@ impl Rebuild {
         let mut starts: Vec<u128> = starts.copied().collect();
         starts.dedup();
         Self {
-            hash_seed,
             common: smallest[..common_len].to_vec(),
             starts,
             found: Mutex::default(),
@@ -244,7 +241,7 @@ impl Rebuild {
                 let mut keys = of_threads.next().unwrap_or_default();
                 of_threads.for_each(|other| keys.append(&other));
                 keys.sort();
-                let part = keys.build(common_of(range), self.hash_seed);
+                let part = keys.build(common_of(range));
                 parts.lock().push((range, part));
             }
             Ok(())
@@ -268,15 +265,13 @@ mod tests {
     use super::super::ordered_index::EntryBatch;
     use super::*;
 
-    const SEED: u64 = 7;
-
     fn rebuilt(
         keys: &[Vec<u8>],
         sample: &[Vec<u8>],
         expected: u64,
     ) -> Result<OrderedIndex, DuplicateKey> {
         let sample: Vec<&[u8]> = sample.iter().map(Vec::as_slice).collect();
-        let rebuild = Rebuild::new(SEED, &sample, expected);
+        let rebuild = Rebuild::new(&sample, expected);
         let mut threads = [
             rebuild.found_keys(),
             rebuild.found_keys(),
@@ -294,7 +289,7 @@ mod tests {
         let mut all = Vec::new();
         index.batch_from(Bound::Unbounded, false, &mut batch);
         while !batch.is_empty() {
-            all.extend(batch.iter().map(|(key, hash)| (key.to_vec(), hash)));
+            all.extend(batch.iter().map(|(key, place)| (key.to_vec(), place)));
             index.next_batch(&mut batch);
         }
         all
@@ -333,17 +328,14 @@ mod tests {
                 .take(100)
                 .cloned()
                 .collect();
-            let mut sorted = keys.clone();
-            sorted.sort();
-            let hashed = sorted.into_iter().map(|key| {
-                let hash = hash_key(SEED, &key).max(1);
-                (key, hash)
-            });
-            let hashed: Vec<_> = hashed.collect();
+            let placed = keys.iter().cloned().enumerate();
+            let placed = placed.map(|(number, key)| (key, number as u64 * 16));
+            let mut placed: Vec<_> = placed.collect();
+            placed.sort();
             for sample in [&sample, &shared, &Vec::new()] {
                 let index = rebuilt(&keys, sample, expected).unwrap();
                 assert_eq!(index.len(), count as u64);
-                assert!(contents(&index) == hashed);
+                assert!(contents(&index) == placed);
             }
         }
     }

@@ -75,9 +75,7 @@ pub(crate) fn recover(
     let hash_seed = state.hash_seed;
     let shares = (threads, capacity(&tables));
     let new_walk = |rebuild| Walk::new(items, allocator, hash_seed, shares, rebuild);
-    let rebuild = image
-        .is_none()
-        .then(|| new_rebuild(items, &tables, hash_seed));
+    let rebuild = image.is_none().then(|| new_rebuild(items, &tables));
     let mut walk = new_walk(rebuild);
     walk.walk_all(&mut tables, true)?;
     let entries: u64 = tables.iter().map(Table::used_entries).sum();
@@ -99,7 +97,7 @@ pub(crate) fn recover(
         None => {
             if walk.rebuild.is_none() {
                 // The image was of no use after all: once more, this time with the items.
-                walk = new_walk(Some(new_rebuild(items, &tables, hash_seed)));
+                walk = new_walk(Some(new_rebuild(items, &tables)));
                 walk.walk_all(&mut tables, false)?;
             }
             walk.finish()?
@@ -414,6 +412,10 @@ impl<'a> Walk<'a> {
             if item.sequence > SEQUENCE_MAX {
                 return Err(wrong(NO_NUMBER));
             }
+            if item.is_left {
+                // A mark is never durable before the entry that has left the item. So it is rot, of a bit that says nothing about the item.
+                self.items.clear_mark(entry.position);
+            }
             last_sequence = last_sequence.max(item.sequence);
             rebuild.add(found, item.key, entry.position);
         }
@@ -463,7 +465,7 @@ fn capacity(tables: &[Table]) -> u64 {
 }
 
 /// A rebuild that knows a sample of the keys. Nothing is checked yet.
-fn new_rebuild(items: &Items, tables: &[Table], hash_seed: u64) -> Rebuild {
+fn new_rebuild(items: &Items, tables: &[Table]) -> Rebuild {
     // A partition grows when it is two thirds full, and is one third full then.
     let keys = capacity(tables) / 2;
     let each = sample_len(keys).div_ceil(tables.len().max(1));
@@ -482,5 +484,5 @@ fn new_rebuild(items: &Items, tables: &[Table], hash_seed: u64) -> Rebuild {
             }
         }
     }
-    Rebuild::new(hash_seed, &sample, keys)
+    Rebuild::new(&sample, keys)
 }

@@ -1,15 +1,20 @@
 //! Iteration over a key range at one moment: `docs/internals/hikv.md`.
 //!
 //! ```text
-//!   key index --- keys and hashes, of leaves side by side ---> [ end: keys in a row, read ahead ]
+//!   key index --- keys and places, of leaves side by side ---> [ end: keys in a row, read ahead ]
 //!   older versions --- keys of the same range, if any ---------^     |
-//!                                                                    |  a cluster at a time, under one guard; of each key
-//!   hash index <---- 1. its line is fetched, many keys ahead --------+
-//!   hash index ----- 2. its item's place is looked up, and the item fetched, some keys ahead
-//!   items ---------- 3. its value is copied
+//!                                                                    |  a cluster at a time, under one guard; of each key:
+//!   items ---------- 1. is the item still in its place? It was fetched, some keys ahead
+//!   hash index ----- 2. if not, its place is looked up
+//!   items ---------- 3. the item is compared with the key, and copied
 //!                                                                    v
 //!                                                         [ end: values of a cluster ] ---> lent or copied to the caller
+//!   key index <--- places that were looked up, for the next scan
 //! ```
+//!
+//! The hash index lies in no order, so each look into it is two waits, for a page's translation and for a line. Of keys that have not been replaced
+//! since they were put, or since the last scan, it is not asked. Where more than a few have been, it would be asked late, one key after the other: then scans
+//! ask it first and for many keys at a time ([`Found::moved_share`]), until most places are right again.
 //!
 //! The moment is held, so whenever a key is looked up, the item that it had at the moment is found.
 //!
@@ -28,6 +33,7 @@ use crossbeam_epoch::Guard;
 
 use super::HiKv;
 use super::item_layout::Item;
+use super::key_index::NOWHERE;
 use super::ordered_index::EntryBatch;
 use super::read::LikelyPlace;
 use super::root_layout::LINE_BYTES;
@@ -44,16 +50,22 @@ const BATCH_MAX: usize = 32;
 const CLUSTER_FIRST: usize = 4;
 const CLUSTER_SECOND: usize = 8;
 const CLUSTER: usize = 32;
-/// Of so many at a time lines, then places, then items: a few loops of a few instructions each.
+/// Of so many at a time places, then lines, then items: a few loops of a few instructions each.
 const GROUP: usize = 8;
 /// So many keys ahead items are looked up and fetched. Each lies in a page of its own, whose translation the processor looks up before
 /// it goes on; of several in a row it does so at the same time.
 const ITEMS_AHEAD: usize = 16;
-/// No fewer than a group and those ahead of it; a power of two.
-const PLACES: usize = 32;
-const _: () = assert!(PLACES >= GROUP + ITEMS_AHEAD && PLACES.is_power_of_two());
-/// So many keys ahead of that lines of the hash index are fetched.
+/// So many keys ahead of that lines of the hash index are fetched, if it is asked first.
 const LINES_AHEAD: usize = 8;
+/// No fewer than a group and those ahead of it; a power of two.
+const AHEAD: usize = 32;
+const _: () = assert!(AHEAD >= GROUP + ITEMS_AHEAD + LINES_AHEAD && AHEAD.is_power_of_two());
+/// Places are trusted while this share of the items, or less, is somewhere else: one that is costs several times what one that is not spares.
+const MOVED_SHARE_MAX: f32 = 1.0 / 8.0;
+/// Behind so many of a cluster, the rest of it is looked up in the hash index.
+const MOVED_MAX: usize = 1;
+/// How much a cluster counts in that share, against those before.
+const MOVED_SHARE_STEP: f32 = 1.0 / 8.0;
 /// A longer value is copied once, into memory of its own.
 const SHORT_VALUE_BYTES: usize = 1024;
 /// Copied bytes that end a cluster.
@@ -71,16 +83,24 @@ thread_local! {
     static SPARE: Cell<Option<(EntryBatch, Found)>> = const { Cell::new(None) };
 }
 
+/// What the hash index says of a key.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lead<'g> {
+    hash: u64,
+    place: Option<LikelyPlace<'g>>,
+}
+
 /// One end of a scan.
 #[derive(Debug)]
 struct End {
-    /// Keys that were read from the key index, with their hashes, in the order of this end.
+    /// Keys that were read from the key index, with the places that it knows, in the order of this end.
     keys: EntryBatch,
     /// The first of them that was not looked up.
     next: usize,
-    /// Those before were fetched: their lines, their items.
-    lines_fetched: usize,
+    /// The items of those before were fetched.
     items_fetched: usize,
+    /// Of a cluster, which keys were found in another place than the key index knows.
+    moved: Vec<(usize, u64)>,
     /// How much to fetch of an item.
     item_bytes: u64,
     /// How many to read next, and how many to look up.
@@ -98,6 +118,8 @@ struct Found {
     start: usize,
     /// Keys and short values, one behind the other as in their items.
     bytes: Vec<u8>,
+    /// What share of the items of late was not where the key index says. What a thread's last scan has seen is where its next one begins.
+    moved_share: f32,
 }
 
 /// An entry that was looked up.
@@ -163,8 +185,8 @@ impl End {
         Self {
             keys,
             next: 0,
-            lines_fetched: 0,
             items_fetched: 0,
+            moved: Vec::new(),
             item_bytes: ITEM_BYTES_FIRST,
             next_keys: BATCH_FIRST,
             next_cluster: CLUSTER_FIRST,
@@ -192,7 +214,6 @@ impl End {
         debug_assert!(!self.found.has_next());
         self.found.clear();
         self.keys.drop_front(self.next);
-        self.lines_fetched = self.lines_fetched.saturating_sub(self.next);
         self.items_fetched = self.items_fetched.saturating_sub(self.next);
         self.next = 0;
     }
@@ -220,8 +241,9 @@ impl End {
     /// An item is damaged; what was found before is there.
     fn look_up(&mut self, store: &Store, moment: u64, guard: &Guard) -> Result<()> {
         self.found.clear();
-        let (begin, len) = (self.next, self.keys.len());
-        let end = len.min(begin + self.next_cluster);
+        self.moved.clear();
+        let begin = self.next;
+        let end = self.keys.len().min(begin + self.next_cluster);
         let ahead = match self.next_cluster {
             // A short scan needs no more.
             CLUSTER_FIRST => CLUSTER_SECOND,
@@ -232,54 +254,149 @@ impl End {
             CLUSTER_FIRST => CLUSTER_SECOND,
             _ => CLUSTER,
         };
-        // Of the keys that come next, each at its index modulo the length.
-        let mut places = [None; PLACES];
-        let (mut looked_up, mut looked_behind) = (begin, begin);
-        while self.next < end {
+        let outcome = match self.found.moved_share <= MOVED_SHARE_MAX {
+            true => self.look_up_places(store, end, ahead, moment, guard),
+            false => self.look_up_hashes(store, end, ahead, moment, guard),
+        };
+        let share = self.moved.len() as f32 / (self.next - begin).max(1) as f32;
+        self.found.moved_share += (share - self.found.moved_share) * MOVED_SHARE_STEP;
+        if !self.moved.is_empty() {
+            let moved = self.moved.drain(..);
+            let moved = moved.map(|(index, place)| (self.keys.key(index), place));
+            store.keys.move_to(moved);
+        }
+        match outcome {
+            // Met again after what was found.
+            Err(_) if self.found.has_next() => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    /// Takes the items of keys up to `end` from the places that the key index knows, as long as they mostly are there.
+    fn look_up_places(
+        &mut self,
+        store: &Store,
+        end: usize,
+        ahead: usize,
+        moment: u64,
+        guard: &Guard,
+    ) -> Result<()> {
+        while self.next < end && self.found.bytes.len() < CLUSTER_BYTES {
+            if self.moved.len() > MOVED_MAX {
+                return self.look_up_hashes(store, end, ahead, moment, guard);
+            }
             let group_end = end.min(self.next + GROUP);
-            self.fetch_lines(store, group_end + ahead + LINES_AHEAD, guard);
-            let range = looked_up..len.min(group_end + ahead);
-            looked_up = range.end;
-            self.fetch_items(store, range, &mut places, guard);
-            let range = looked_behind..len.min(group_end + ahead / 2);
-            looked_behind = range.end;
-            self.fetch_items_behind(store, range, &mut places, guard);
+            self.fetch_last_places(store, self.keys.len().min(group_end + ahead));
             while self.next < group_end {
-                let index = self.next;
-                let (key, hash) = self.keys.entry(index);
-                store.pool().touch_read(0, LINE_BYTES);
-                let place = places[index % PLACES];
-                let item = match place.and_then(|place| store.likely_item(place, key, moment)) {
-                    Some(item) => Some(item),
-                    None => match store.item_at(hash, key, moment, guard) {
-                        Ok(item) => item,
-                        // Met again after what was found.
-                        Err(_) if self.found.has_next() => return Ok(()),
-                        Err(error) => return Err(error),
-                    },
-                };
-                if let Some(item) = item {
-                    self.found.push(index, &item);
-                    self.item_bytes = item.len_bytes();
+                let (key, place) = self.keys.entry(self.next);
+                let last = store.last_place(place, guard);
+                match last.and_then(|last| store.last_item(last, key, moment)) {
+                    Some(item) => self.take(&item),
+                    None => {
+                        let lead = Lead {
+                            hash: store.hash(key),
+                            place: None,
+                        };
+                        self.look_up_hash(store, lead, moment, guard)?;
+                    }
                 }
                 self.next += 1;
-            }
-            if self.found.bytes.len() >= CLUSTER_BYTES {
-                break;
             }
         }
         Ok(())
     }
 
-    /// Fetches the lines of the hash index of all keys before `end`.
+    /// Looks up in the hash index where the items of keys up to `end` are.
+    fn look_up_hashes(
+        &mut self,
+        store: &Store,
+        end: usize,
+        ahead: usize,
+        moment: u64,
+        guard: &Guard,
+    ) -> Result<()> {
+        let len = self.keys.len();
+        // Of the keys that come next, each at its index modulo the length.
+        let mut leads = [Lead::default(); AHEAD];
+        let (mut hashed, mut looked_up, mut looked_behind) = (self.next, self.next, self.next);
+        while self.next < end && self.found.bytes.len() < CLUSTER_BYTES {
+            let group_end = end.min(self.next + GROUP);
+            let range = hashed..len.min(group_end + ahead + LINES_AHEAD);
+            hashed = range.end;
+            self.fetch_lines(store, range, &mut leads, guard);
+            let range = looked_up..len.min(group_end + ahead);
+            looked_up = range.end;
+            self.fetch_items(store, range, &mut leads, guard);
+            let range = looked_behind..len.min(group_end + ahead / 2);
+            looked_behind = range.end;
+            self.fetch_items_behind(store, range, &mut leads, guard);
+            while self.next < group_end {
+                store.pool().touch_read(0, LINE_BYTES);
+                let lead = leads[self.next % AHEAD];
+                self.look_up_hash(store, lead, moment, guard)?;
+                self.next += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the item of the next key from where the hash index leads, and notes where that is.
+    fn look_up_hash(
+        &mut self,
+        store: &Store,
+        lead: Lead<'_>,
+        moment: u64,
+        guard: &Guard,
+    ) -> Result<()> {
+        let Lead { hash, mut place } = lead;
+        let (key, last) = self.keys.entry(self.next);
+        let mut item = place.and_then(|place| store.likely_item(place, key, moment));
+        if item.is_none() {
+            item = store.item_at(hash, key, moment, guard)?;
+            place = store.likely_place(hash, guard);
+            place = place.or_else(|| store.likely_place_behind(hash, guard));
+        }
+        let place = place.map(LikelyPlace::position);
+        let moved = place.filter(|place| *place != last);
+        self.moved.extend(moved.map(|place| (self.next, place)));
+        if let Some(item) = item {
+            self.take(&item);
+        }
+        Ok(())
+    }
+
+    /// The item of the next key.
+    #[inline]
+    fn take(&mut self, item: &Item<'_>) {
+        self.found.push(self.next, item);
+        self.item_bytes = item.len_bytes();
+    }
+
+    /// Fetches the items of all keys before `end` from where they were.
     #[inline(never)]
-    fn fetch_lines(&mut self, store: &Store, end: usize, guard: &Guard) {
-        let end = end.min(self.keys.len());
-        for hash in self.keys.positions(self.lines_fetched..end) {
+    fn fetch_last_places(&mut self, store: &Store, end: usize) {
+        let item_bytes = self.item_bytes.min(ITEM_BYTES_MAX);
+        for place in self.keys.positions(self.items_fetched..end) {
+            store.pool().prefetch_read_far(place, item_bytes);
+        }
+        self.items_fetched = self.items_fetched.max(end);
+    }
+
+    /// Fetches the lines of the hash index.
+    #[inline(never)]
+    fn fetch_lines(
+        &self,
+        store: &Store,
+        range: Range<usize>,
+        leads: &mut [Lead<'_>; AHEAD],
+        guard: &Guard,
+    ) {
+        for index in range {
+            let hash = store.hash(self.keys.key(index));
             let table = store.index.table(hash, guard);
             table.prefetch_far(store.pool(), hash);
+            leads[index % AHEAD] = Lead { hash, place: None };
         }
-        self.lines_fetched = self.lines_fetched.max(end);
     }
 
     /// Looks up where the items of keys are, and fetches those that were not.
@@ -288,14 +405,14 @@ impl End {
         &mut self,
         store: &Store,
         range: Range<usize>,
-        places: &mut [Option<LikelyPlace<'g>>; PLACES],
+        leads: &mut [Lead<'g>; AHEAD],
         guard: &'g Guard,
     ) {
         let item_bytes = self.item_bytes.min(ITEM_BYTES_MAX);
-        for (index, hash) in range.clone().zip(self.keys.positions(range.clone())) {
-            let place = store.likely_place(hash, guard);
-            places[index % PLACES] = place;
-            if let Some(place) = place
+        for index in range.clone() {
+            let lead = &mut leads[index % AHEAD];
+            lead.place = store.likely_place(lead.hash, guard);
+            if let Some(place) = lead.place
                 && index >= self.items_fetched
             {
                 store.pool().prefetch_read_far(place.position(), item_bytes);
@@ -309,14 +426,14 @@ impl End {
         &self,
         store: &Store,
         range: Range<usize>,
-        places: &mut [Option<LikelyPlace<'g>>; PLACES],
+        leads: &mut [Lead<'g>; AHEAD],
         guard: &'g Guard,
     ) {
         for index in range {
-            let place = &mut places[index % PLACES];
-            if place.is_none() {
-                *place = store.likely_place_behind(self.keys.position(index), guard);
-                if let Some(place) = place {
+            let lead = &mut leads[index % AHEAD];
+            if lead.place.is_none() {
+                lead.place = store.likely_place_behind(lead.hash, guard);
+                if let Some(place) = lead.place {
                     let item_bytes = self.item_bytes.min(ITEM_BYTES_MAX);
                     store.pool().prefetch_read(place.position(), item_bytes);
                 }
@@ -401,7 +518,7 @@ impl StoreScan {
                 exclude(from, last);
             }
             if !older.is_empty() {
-                end.keys = merged(&end.keys, older, reverse, |key| store.hash(key));
+                end.keys = merged(&end.keys, older, reverse);
             }
         }
     }
@@ -492,31 +609,26 @@ impl StoreScan {
 
 /// Keys of the key index, and those that have older versions, which it may have, too: in the order of the former.
 #[cold]
-fn merged(
-    keys: &EntryBatch,
-    mut older: Vec<Box<[u8]>>,
-    reverse: bool,
-    hash: impl Fn(&[u8]) -> u64,
-) -> EntryBatch {
+fn merged(keys: &EntryBatch, mut older: Vec<Box<[u8]>>, reverse: bool) -> EntryBatch {
     if reverse {
         older.reverse();
     }
     let mut older = older.iter().peekable();
     let mut merged = EntryBatch::new();
-    for (key, key_hash) in keys.iter() {
+    for (key, place) in keys.iter() {
         let is_before = |older: &[u8]| match older.cmp(key) {
             Ordering::Less => !reverse,
             Ordering::Greater => reverse,
             Ordering::Equal => false,
         };
         while let Some(before) = older.next_if(|older| is_before(&older[..])) {
-            merged.push(before, hash(before));
+            merged.push(before, NOWHERE);
         }
         older.next_if(|older| older[..] == *key);
-        merged.push(key, key_hash);
+        merged.push(key, place);
     }
     for behind in older {
-        merged.push(behind, hash(behind));
+        merged.push(behind, NOWHERE);
     }
     merged
 }
@@ -588,7 +700,14 @@ fn is_below(key: &[u8], upper: Bound<&[u8]>) -> bool {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use crate::{EngineKind, Error, Options};
+    use std::sync::Arc;
+
+    use lightkv_vfs::MemoryVfs;
+    use parking_lot::Mutex;
+
+    use super::super::item_layout::SEQUENCE_MAX;
+    use super::*;
+    use crate::{EngineKind, Options, PoolMedium, Tuning, WriteOptions};
 
     /// Values of most lengths are short, of some long, and whatever the ends take in turn, they meet.
     #[test]
@@ -650,5 +769,128 @@ mod tests {
         assert!(matches!(scan.lend_next(), Some(Err(Error::Closed))));
         assert!(scan.lend_next().is_none());
         assert!(scan.next().is_none());
+    }
+
+    fn options(vfs: &Arc<MemoryVfs>, backing: &lightkv_pmem::EmulatedBacking) -> Options {
+        let medium = lightkv_pmem::EmulatedMedium::new(backing.clone());
+        Options::new()
+            .engine(EngineKind::HiKv)
+            .vfs(vfs.clone())
+            .pool_medium(PoolMedium::Emulated(medium))
+            .tuning(Tuning {
+                pool_bytes: Some(16 << 20),
+                inline_background: true,
+                ..Tuning::default()
+            })
+    }
+
+    fn engine(options: &Options) -> Arc<HiKv> {
+        let store = super::super::open::open(std::path::Path::new("/store"), options).unwrap();
+        Arc::new(HiKv {
+            store,
+            closing: Mutex::new(()),
+        })
+    }
+
+    fn put(engine: &HiKv, number: u32, value: &[u8]) {
+        let key = number.to_be_bytes();
+        let options = WriteOptions::new();
+        engine.store.write_one(&key, Some(value), options).unwrap();
+    }
+
+    /// All values, in the order of their keys or in the reverse of it.
+    fn scanned(engine: &Arc<HiKv>, reverse: bool) -> Vec<Vec<u8>> {
+        let range = KeyRange {
+            start: Vec::new(),
+            end: None,
+        };
+        let mut scan = StoreScan::new(engine.clone(), range, None).unwrap();
+        let mut values = Vec::new();
+        while let Some((_, value)) = scan.own(reverse).unwrap() {
+            values.push(value.to_vec());
+        }
+        values
+    }
+
+    /// Of how many keys the key index knows where their items are.
+    fn known_places(engine: &HiKv) -> usize {
+        let mut batch = EntryBatch::new();
+        let mut known = 0;
+        engine.store.keys.batch_from(Bound::Unbounded, &mut batch);
+        while !batch.is_empty() {
+            for (key, last) in batch.iter() {
+                let guard = crossbeam_epoch::pin();
+                let last = engine.store.last_place(last, &guard);
+                let item = last.and_then(|last| engine.store.last_item(last, key, SEQUENCE_MAX));
+                known += usize::from(item.is_some());
+            }
+            engine.store.keys.next_batch(&mut batch);
+        }
+        known
+    }
+
+    /// Items move when they are replaced, and their places get items of other keys. Scans return what is there now, and the next
+    /// one finds it where the one before did.
+    #[test]
+    fn scans_find_what_has_moved_and_tell_the_key_index() {
+        const KEYS: u32 = 500;
+        let engine = engine(&options(
+            &Arc::default(),
+            &lightkv_pmem::EmulatedBacking::new(),
+        ));
+        let value = |number: u32, round: u8| vec![round; 20 + (number as usize * 7 + 300) % 400];
+        for number in 0..KEYS {
+            put(&engine, number, &value(number, 0));
+        }
+        assert_eq!(known_places(&engine), KEYS as usize);
+        for round in 1..6 {
+            for number in (0..KEYS).filter(|number| number % 5 != u32::from(round)) {
+                put(&engine, number, &value(number, round));
+            }
+            // Places of before are used again.
+            engine.store.allocator.collect();
+            let moved = KEYS as usize - known_places(&engine);
+            assert!(moved > KEYS as usize / 2, "{moved} in round {round}");
+            let expected = |number: u32| match number % 5 == u32::from(round) {
+                true => value(number, round - 1),
+                false => value(number, round),
+            };
+            let mut expected: Vec<_> = (0..KEYS).map(expected).collect();
+            let reverse = round % 2 == 0;
+            if reverse {
+                expected.reverse();
+            }
+            for _ in 0..2 {
+                assert!(scanned(&engine, reverse) == expected, "round {round}");
+                assert_eq!(known_places(&engine), KEYS as usize, "round {round}");
+            }
+            engine.store.verify().unwrap();
+        }
+    }
+
+    /// A rebuild knows where items are. A key image does not, and a scan of its store learns it.
+    #[test]
+    fn the_key_index_knows_places_after_a_crash_and_learns_them_after_a_close() {
+        let (vfs, backing) = (Arc::default(), lightkv_pmem::EmulatedBacking::new());
+        let options = options(&vfs, &backing);
+        let before = engine(&options);
+        for number in 0..300 {
+            put(&before, number, &[number as u8; 100]);
+        }
+        crate::engine::Engine::close(&*before).unwrap();
+        drop(before);
+        let after_a_close = engine(&options);
+        assert!(after_a_close.store.are_items_unread);
+        assert_eq!(known_places(&after_a_close), 0);
+        assert_eq!(scanned(&after_a_close, false)[7], [7; 100]);
+        assert_eq!(known_places(&after_a_close), 300);
+        put(&after_a_close, 7, &[77; 500]);
+        assert_eq!(known_places(&after_a_close), 299);
+        // Not closed.
+        drop(after_a_close);
+        let after_a_crash = engine(&options);
+        assert!(!after_a_crash.store.are_items_unread);
+        assert_eq!(known_places(&after_a_crash), 300);
+        assert_eq!(scanned(&after_a_crash, false)[7], [77; 500]);
     }
 }

@@ -45,8 +45,23 @@ pub(crate) fn has_own_lines(len_bytes: u64) -> bool {
 }
 
 /// Bytes of a slot of a class.
+#[inline]
 pub(crate) fn slot_bytes(class: usize) -> u64 {
-    let class = class as u64;
+    u64::from(SLOT_BYTES[class])
+}
+
+/// What [`slot_bytes`] would else compute, with every place of a scan.
+static SLOT_BYTES: [u32; CLASSES_MAX] = {
+    let mut sizes = [0; CLASSES_MAX];
+    let mut class = 0;
+    while class < CLASSES_MAX {
+        sizes[class] = compute_slot_bytes(class as u64) as u32;
+        class += 1;
+    }
+    sizes
+};
+
+const fn compute_slot_bytes(class: u64) -> u64 {
     if class < FINE_CLASSES {
         return SLOT_BYTES_MIN + class * FINE_STEP_BYTES;
     }

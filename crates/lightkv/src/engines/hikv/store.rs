@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use super::allocator::Allocator;
 use super::hands::Hands;
 use super::hash_index::HashIndex;
+use super::item_layout::SEQUENCE_MAX;
 use super::items::Items;
 use super::key_index::KeyIndex;
 use super::pool_growth::PoolGrowth;
@@ -82,6 +83,30 @@ pub(crate) struct Store {
 impl Store {
     pub(crate) fn pool(&self) -> &Pool {
         &self.items.pool
+    }
+
+    /// Stores an item to a place that the allocator gave. Durable after the next fence.
+    #[inline]
+    pub(crate) fn store_item(
+        &self,
+        place: u64,
+        sequence: u64,
+        hash: u64,
+        key: &[u8],
+        value: &[u8],
+    ) {
+        debug_assert!(
+            self.is_free(place),
+            "a slot that is free looks like an item"
+        );
+        self.items.store(place, sequence, hash, key, value);
+    }
+
+    /// The allocator's invariant of free slots.
+    fn is_free(&self, place: u64) -> bool {
+        let number = self.items.number(place);
+        let is_slot = self.allocator.slots.slab_of_slot(place).is_some();
+        !is_slot || number == 0 || number > SEQUENCE_MAX
     }
 
     /// The keyed hash of a key; never 0, which marks a free index entry.

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use super::hash_index::Table;
+use super::item_layout::SEQUENCE_MAX;
 use super::root_layout::Entry;
 use super::store::Store;
 use crate::{Error, Result, VerifyReport};
@@ -59,6 +60,9 @@ impl Store {
             let hash = self.hash(item.key);
             if hash != entry.signature || hash != item.hash {
                 return damaged("an entry leads to the item of another key");
+            }
+            if item.is_left {
+                return damaged("an entry leads to an item that is marked as left");
             }
             if self.index.partition_of(hash) != number || table.group_of(hash) != group {
                 return damaged("an entry is in a wrong place");
@@ -141,10 +145,15 @@ impl Store {
         for (place, entry) in self.entries(tables) {
             // SAFETY: all groups are locked.
             let item = unsafe { self.items.item(entry.position) }?;
-            if !self.keys.contains(item.key) {
+            let Some(last) = self.keys.place(item.key) else {
                 return Err(self
                     .items
                     .damaged(place, "a key is missing in the key index"));
+            };
+            if last != entry.position && self.seems_to_be_at(last, item.key) {
+                return Err(self
+                    .items
+                    .damaged(last, "an item that no entry leads to is not marked as left"));
             }
             entries += 1;
         }
@@ -156,6 +165,13 @@ impl Store {
             return Err(self.items.damaged(self.table_words, message));
         }
         Ok(())
+    }
+
+    /// Whether a scan would take what is at a place for the item of a key. All groups are locked.
+    fn seems_to_be_at(&self, place: u64, key: &[u8]) -> bool {
+        let guard = crossbeam_epoch::pin();
+        let last = self.last_place(place, &guard);
+        last.is_some_and(|last| self.last_item(last, key, SEQUENCE_MAX).is_some())
     }
 
     fn entries<'a>(&'a self, tables: &'a [&Table]) -> impl Iterator<Item = (u64, Entry)> + 'a {

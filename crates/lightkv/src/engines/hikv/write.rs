@@ -222,13 +222,18 @@ impl Store {
         if found.is_none() {
             // Before the item: invariant 5. A scan that meets the key meanwhile finds no entry, as of a key that was deleted, and
             // its moment is before this write.
-            self.note(self.keys.insert(key, hash));
+            self.note(self.keys.insert(key, hash, place));
         }
-        self.items.store(place, sequence, hash, key, value);
-        if let Some(old) = &found
-            && !self.is_old_of(old, key)?
-        {
-            return Ok(Attempt::Twin);
+        self.store_item(place, sequence, hash, key, value);
+        if let Some(old) = &found {
+            match self.is_old_of(old, key) {
+                Ok(true) => {}
+                otherwise => {
+                    // No entry will lead to it.
+                    self.items.leave(place);
+                    return otherwise.map(|_| Attempt::Twin);
+                }
+            }
         }
         self.pool().fence();
         let is_kept = match &found {
@@ -241,6 +246,9 @@ impl Store {
         }
         self.set_entry(slot, hash, place);
         self.pool().fence();
+        if let Some(old) = &found {
+            self.items.leave(old.position);
+        }
         drop(log);
         drop(announcement);
         drop(group);
@@ -392,6 +400,7 @@ impl Store {
             let is_kept = self.keep_version(key, old.position, sequence);
             self.clear_entry(slot);
             self.pool().fence();
+            self.items.leave(old.position);
             drop(log);
             table.lower(slot);
             group.used -= 1;

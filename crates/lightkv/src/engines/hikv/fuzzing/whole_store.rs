@@ -7,7 +7,7 @@ use lightkv_vfs::MemoryVfs;
 
 use super::super::allocator::{KIND_LOG, KIND_REDO, KIND_ROOT};
 use super::super::hash_index::Table;
-use super::super::item_layout::{HEADER_LEN, ItemExtent, Place};
+use super::super::item_layout::{HEADER_LEN, ItemHeader, Place};
 use super::super::log_layout::{ALIGNMENT, LogPlace};
 use super::super::open;
 use super::super::redo_layout::RedoPlace;
@@ -275,7 +275,7 @@ fn seal_item_at(bytes: &mut [u8], position: u64) {
     let Some(item) = item.filter(|item| position != 0 && item.len() >= HEADER_LEN) else {
         return;
     };
-    let extent = ItemExtent::of(item.first_chunk().expect("checked"));
+    let extent = ItemHeader::of_bytes(item.first_chunk().expect("checked")).extent();
     if let Some(item) = item.get_mut(..extent.len()) {
         let place = Place {
             pool_identity: IDENTITY,

@@ -50,7 +50,7 @@ use self::batch::{Resume, resume_bound};
 use self::memory::{Access, Memory, Pointer, Root, free_tree};
 use self::node::{ApartKeys, Node, PREFIX_LEN_MAX, Place, Shape};
 use self::sync::{Backoff, pin};
-use self::version_lock::{Restart, Version};
+use self::version_lock::{Locked, Restart, Version};
 
 pub(crate) use self::batch::EntryBatch;
 pub(crate) use self::bulk::{SortedPart, SortedPartBuilder};
@@ -166,6 +166,28 @@ impl<'g> LeafPart<'g> {
     }
 }
 
+/// A leaf whose positions are being changed.
+struct HeldLeaf<'g> {
+    leaf: Node<'g>,
+    shape: Shape,
+    locked: Locked<'g>,
+}
+
+impl<'g> HeldLeaf<'g> {
+    /// False if the key is not in the leaf.
+    #[inline]
+    fn set_value_of(&self, key: &[u8], value: u64, access: Access<'g>) -> Result<bool, Restart> {
+        let (leaf, shape) = (self.leaf, self.shape);
+        match leaf.search(shape, self.locked.version(), key, &access)? {
+            Place::Found(entry) => {
+                leaf.set_value(leaf.slot(shape, entry)?, value);
+                Ok(true)
+            }
+            Place::Absent(_) => Ok(false),
+        }
+    }
+}
+
 impl Default for OrderedIndex {
     fn default() -> Self {
         Self::new()
@@ -210,7 +232,29 @@ impl OrderedIndex {
         removed
     }
 
-    // The same, for who may know the leaf that is responsible for the key, if that is still in the tree. Entries are counted by the
+    /// Changes the positions of keys that are there. Those of a leaf that come one after the other are changed together. Where somebody
+    /// else changes a leaf meanwhile, its keys keep the positions that they have.
+    pub(crate) fn reposition<'k>(&self, positions: impl Iterator<Item = (&'k [u8], u64)>) {
+        let guard = pin();
+        let access = Access { guard: &guard };
+        let mut held: Option<HeldLeaf<'_>> = None;
+        for (key, position) in positions {
+            if let Some(leaf) = &held
+                && leaf.set_value_of(key, position, access) == Ok(true)
+            {
+                continue;
+            }
+            // Before another one is locked.
+            drop(held.take());
+            held = self.hold_leaf(key, access).ok();
+            if let Some(leaf) = &held {
+                // Whoever has the lock does not have to start over, and a key that is not there stays away.
+                let _is_there = leaf.set_value_of(key, position, access);
+            }
+        }
+    }
+
+    // Insertion and removal, for who may know the leaf that is responsible for the key, if that is still in the tree. Entries are counted by the
     // caller.
 
     #[inline]
@@ -422,6 +466,18 @@ impl OrderedIndex {
                 Err(Restart)
             }
         }
+    }
+
+    /// Locks the leaf that is responsible for a key.
+    fn hold_leaf<'g>(&self, key: &[u8], access: Access<'g>) -> Result<HeldLeaf<'g>, Restart> {
+        let (leaf, version) = self.leaf(key, access)?;
+        let shape = leaf.shape()?;
+        let locked = leaf.lock(version)?;
+        Ok(HeldLeaf {
+            leaf,
+            shape,
+            locked,
+        })
     }
 
     /// The position of the removed key, and whether its leaf became small.
