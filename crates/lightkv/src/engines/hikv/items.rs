@@ -16,8 +16,9 @@
 //! 3. *Nobody stores to the slot while the guard is held.* It is given to the epochs behind the mark. Whoever stores another item there
 //!    draws the number behind the moment, or has ended before it.
 //!
-//! The mark is not flushed, and needs not be: it is stored when the entry that left the item is durable. No recovery meets it, and which slots it
-//! may be in, only this process knows: see `Allocator::add_slab`, and `key_image` for what a close leaves.
+//! The mark is not flushed, and needs not be. It is stored when the entry that has left the item is durable, so no recovery is led to a marked item. And places
+//! of an item are known only to the process in which its entry led there: free slots that a recovery finds are marked when they are handed out (`allocator`), and a
+//! key image says of no key where its item is.
 
 use std::sync::Arc;
 

@@ -186,6 +186,7 @@ fn read_parts(
             while let Some((key, _)) = share.next_of_share()? {
                 let hash = hash_key(hash_seed, key).max(1);
                 sum = sum.wrapping_add(hash);
+                // Not where its item is: a mark that an older place was left with need not be durable, so the image could lead to what was there.
                 builder.push(key, NOWHERE);
             }
             signatures.fetch_add(sum, Ordering::Relaxed);

@@ -254,12 +254,17 @@ impl End {
             CLUSTER_FIRST => CLUSTER_SECOND,
             _ => CLUSTER,
         };
-        let outcome = match self.found.moved_share <= MOVED_SHARE_MAX {
+        let trusts_places = self.found.moved_share <= MOVED_SHARE_MAX;
+        let outcome = match trusts_places {
             true => self.look_up_places(store, end, ahead, moment, guard),
             false => self.look_up_hashes(store, end, ahead, moment, guard),
         };
         let share = self.moved.len() as f32 / (self.next - begin).max(1) as f32;
         self.found.moved_share += (share - self.found.moved_share) * MOVED_SHARE_STEP;
+        if trusts_places && self.found.moved_share > MOVED_SHARE_MAX {
+            // What was fetched ahead are places that are trusted no more.
+            self.items_fetched = self.next;
+        }
         if !self.moved.is_empty() {
             let moved = self.moved.drain(..);
             let moved = moved.map(|(index, place)| (self.keys.key(index), place));
@@ -283,6 +288,7 @@ impl End {
     ) -> Result<()> {
         while self.next < end && self.found.bytes.len() < CLUSTER_BYTES {
             if self.moved.len() > MOVED_MAX {
+                self.items_fetched = self.next;
                 return self.look_up_hashes(store, end, ahead, moment, guard);
             }
             let group_end = end.min(self.next + GROUP);

@@ -1,8 +1,8 @@
 //! The life of a put and of a delete: `docs/internals/hikv.md`. (The paper's algorithms 1 to 3.)
 //!
 //! ```text
-//! put:    room -> lock the group -> announce -> number -> key index -> item, persist -> entry, persist -> free the old item
-//! delete: lock the group -> announce -> number -> entry cleared, persist -> key index -> free the old item
+//! put:    room -> lock the group -> announce -> number -> key index -> item, persist -> entry, persist -> leave the old item, free it
+//! delete: lock the group -> announce -> number -> entry cleared, persist -> leave the old item -> key index -> free it
 //! ```
 //!
 //! The lines that an operation waits for are that of the hash index and then that of the old item. The former is fetched before room is
