@@ -1,7 +1,7 @@
 //! Reads a file from front to back past the page cache, the next pieces while those before are used.
 //!
 //! Journal files are written past the page cache, so after a kill they are on the device alone. The kernel's own read-ahead
-//! would copy every byte once more, and has opened a store in 0.41 to 0.56 s where this took 0.34 to 0.53 (docs/benchmarks.md, "A journal
+//! would copy every byte once more, and has opened a store in 0.41 to 0.56 s where this took 0.34 to 0.53 (docs/benchmarks-peers.md, "A journal
 //! past the page cache").
 
 use std::collections::VecDeque;

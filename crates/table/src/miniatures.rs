@@ -4,7 +4,7 @@
 //! more of short records, each of which is an entry of the policy otherwise. Which of the two saves more reads depends on how skewed the
 //! gets are, how long the records, and how long the store has been open. So two caches without content see a sample of the gets, one that keeps
 //! records and one that keeps blocks, and the real one does what the better of the two does (miniature simulations: Waldspurger and
-//! others, USENIX ATC 2017). [Figures](../../../docs/benchmarks.md#records-or-blocks).
+//! others, USENIX ATC 2017). [Figures](../../../docs/benchmarks-peers.md#records-or-blocks).
 //!
 //! SAMPLES. One of keys for the cache of records, which keeps what it has when tables are merged, and one of blocks for the other, which does not. Compared is
 //! what either would have had to read, of samples of the same part. It does not depend on the few keys that make up most of skewed gets, which both would
