@@ -336,6 +336,20 @@ impl Pool {
         unsafe { store::store_u64(target, value) };
     }
 
+    /// The same for a word that means nothing after a restart: it is never flushed, and a crash leaves it or what was there before. An emulated medium
+    /// always forgets it, so that those who try all losses need not try what does not matter.
+    ///
+    /// # Panics
+    ///
+    /// As [`Pool::store_u64`].
+    #[inline]
+    pub fn store_volatile_u64(&self, offset: u64, value: u64) {
+        let target = self.aligned_place(offset, 8);
+        self.counters.add(0, 0, 8);
+        // SAFETY: checked and aligned.
+        unsafe { store::store_u64(target, value) };
+    }
+
     /// Loads one 8-byte word with acquire ordering.
     ///
     /// # Panics

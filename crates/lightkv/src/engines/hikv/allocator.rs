@@ -472,7 +472,7 @@ impl Allocator {
     /// another owner.
     fn mark_as_left(&self, places: impl Iterator<Item = u64>, closed: &bool) {
         if !closed {
-            places.for_each(|place| self.pool.store_u64(place + SEQUENCE_OFFSET, LEFT));
+            places.for_each(|place| self.pool.store_volatile_u64(place + SEQUENCE_OFFSET, LEFT));
         }
     }
 

@@ -106,8 +106,8 @@ impl Items {
     pub(crate) fn leave(&self, offset: u64) {
         let number = offset + SEQUENCE_OFFSET;
         // Nobody else marks it: the group of its key is locked.
-        self.pool
-            .store_u64(number, self.pool.load_u64(number) | LEFT);
+        let marked = self.pool.load_u64(number) | LEFT;
+        self.pool.store_volatile_u64(number, marked);
     }
 
     /// Takes the mark away from an item that an entry leads to. Nobody else uses the pool.
