@@ -76,6 +76,9 @@ impl Task {
     }
 }
 
+/// Longer than a machine goes on after its end of the port was closed.
+const CUT_WAIT: Duration = Duration::from_secs(10);
+
 /// The way out of the machine, one line at a time.
 #[derive(Debug)]
 struct Port(File);
@@ -83,9 +86,12 @@ struct Port(File);
 impl Port {
     fn say(&self, line: Arguments<'_>) {
         // One call for one line: lines of different threads are not mixed.
-        (&self.0)
-            .write_all(format!("{line}\n").as_bytes())
-            .expect("a line through the port");
+        let said = (&self.0).write_all(format!("{line}\n").as_bytes());
+        if let Err(error) = said {
+            // In the moment of a cut the other side may be gone a little before this one: that is no failure.
+            std::thread::sleep(CUT_WAIT);
+            panic!("a line through the port: {error}");
+        }
     }
 }
 
