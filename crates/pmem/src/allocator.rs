@@ -535,6 +535,25 @@ mod tests {
     }
 
     #[test]
+    fn runs_of_a_power_of_two_begin_at_multiples_of_their_length_where_there_is_room() {
+        let mut arena = ArenaState::new(64, Reuse::Lowest);
+        // Unit 0 is number 129 of the pool's.
+        let data_offset = 129 * 64;
+        arena
+            .extents
+            .push(ExtentUnits::new(4096, data_offset, 64, 14, 0));
+        assert_eq!(arena.take(4), Some((0, 7)));
+        assert_eq!(arena.take(4), Some((0, 3)));
+        // Units 0 to 2, and 11 to 13: of each only one begins at a multiple of two that leaves room.
+        assert_eq!(arena.take(2), Some((0, 11)));
+        assert_eq!(arena.take(1), Some((0, 0)));
+        assert_eq!(arena.take(2), Some((0, 1)));
+        // What is left is unit 13. One more in front of it, and there is room that is not aligned.
+        arena.extents[0].give_back(12, 1);
+        assert_eq!(arena.take(2), Some((0, 12)));
+    }
+
+    #[test]
     fn single_units_rotate_and_long_runs_come_from_the_end() {
         let mut arena = ArenaState::new(64, Reuse::Rotate);
         arena.extents.push(ExtentUnits::new(4096, 8192, 64, 10, 0));

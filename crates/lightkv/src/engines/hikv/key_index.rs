@@ -173,7 +173,7 @@ impl KeyIndex {
     pub(crate) fn move_to<'k>(&self, places: impl Iterator<Item = (&'k [u8], u64)>) {
         match &*self.trees {
             Trees::One(index) => index.reposition(places),
-            // Its scans ask the hash index each time: it stands for what the paper compares itself with.
+            // What has moved is looked up by each scan: it stands for what the paper compares itself with.
             Trees::Ranges(_) => {}
         }
     }

@@ -8,7 +8,6 @@ use crossbeam_epoch::Guard;
 use super::hash_index::Table;
 use super::item_layout::{Item, is_same_key};
 use super::root_layout::{Entry, LINE_BYTES};
-use super::slot_map::SlabUse;
 use super::store::Store;
 use crate::{Error, Result, Value};
 
@@ -32,14 +31,6 @@ impl<'g> LikelyPlace<'g> {
     pub(crate) fn position(self) -> u64 {
         self.position.get()
     }
-}
-
-/// A slot where the item of a key was once, and that was a slot under a guard.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LastPlace<'g> {
-    position: u64,
-    slab: SlabUse,
-    guard: PhantomData<&'g Guard>,
 }
 
 impl Store {
@@ -107,37 +98,25 @@ impl Store {
         }
     }
 
-    /// Where the item of a key was once, if that is still a slot.
-    #[inline]
-    pub(crate) fn last_place<'g>(&self, position: u64, _guard: &'g Guard) -> Option<LastPlace<'g>> {
-        let slab = self.allocator.slots.slab_of_slot(position)?;
-        Some(LastPlace {
-            position,
-            slab,
-            guard: PhantomData,
-        })
-    }
-
     /// The item that a key had at a moment that is held, if it is where it was once. `None` says nothing: [`Store::item_at`] does.
     #[inline]
     pub(crate) fn last_item<'g>(
         &'g self,
-        place: LastPlace<'g>,
+        position: u64,
         key: &[u8],
         moment: u64,
+        _guard: &'g Guard,
     ) -> Option<Item<'g>> {
-        let LastPlace { position, slab, .. } = place;
+        let slots = &self.allocator.slots;
+        let slab = slots.slab_of_slot(position)?;
         self.pool().touch_read(position, LINE_BYTES);
         let number = self.items.number(position);
-        if !(1..=moment).contains(&number) {
+        // The slab once more, behind the number, which is loaded with acquire: what had been stored there between two slabs would have been stored
+        // behind the end of the first.
+        if !(1..=moment).contains(&number) || slots.slab_of_slot(position) != Some(slab) {
             return None;
         }
-        // Behind the number, which is loaded with acquire. What had been stored there between two slabs would have been stored behind the end of the first.
-        if self.allocator.slots.slab_of_slot(position) != Some(slab) {
-            return None;
-        }
-        // SAFETY: so it was the number of a slot, and by the invariant in the head of `items` nobody stores to the slot while the guard of
-        // the place is held.
+        // SAFETY: so it was the number of a slot, and by the invariant in the head of `items` nobody stores to the slot while the guard is held.
         let item = unsafe { self.items.item_if_any(position) }?;
         (is_same_key(item.key, key) && self.is_trusted(position)).then_some(item)
     }

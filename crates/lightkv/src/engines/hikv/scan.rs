@@ -295,8 +295,7 @@ impl End {
             self.fetch_last_places(store, self.keys.len().min(group_end + ahead));
             while self.next < group_end {
                 let (key, place) = self.keys.entry(self.next);
-                let last = store.last_place(place, guard);
-                match last.and_then(|last| store.last_item(last, key, moment)) {
+                match store.last_item(place, key, moment, guard) {
                     Some(item) => self.take(&item),
                     None => {
                         let lead = Lead {
@@ -826,8 +825,7 @@ mod tests {
         while !batch.is_empty() {
             for (key, last) in batch.iter() {
                 let guard = crossbeam_epoch::pin();
-                let last = engine.store.last_place(last, &guard);
-                let item = last.and_then(|last| engine.store.last_item(last, key, SEQUENCE_MAX));
+                let item = engine.store.last_item(last, key, SEQUENCE_MAX, &guard);
                 known += usize::from(item.is_some());
             }
             engine.store.keys.next_batch(&mut batch);

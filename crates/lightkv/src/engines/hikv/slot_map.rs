@@ -14,11 +14,12 @@ use super::size_classes::{CLASSES_MAX, slot_bytes};
 const WORDS_PER_PART: usize = 4096;
 const PART_BYTES: u64 = (WORDS_PER_PART * size_of::<AtomicU32>()) as u64;
 
-/// A word: the class of the slab and one, or zero; above, how many uses that part of the pool had since the open, which wraps.
+/// A word: the class of the slab and one, or zero; above, how many uses that part of the pool had since the open, which begins again with one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlabUse(u32);
 
 const CLASS_BITS: u32 = 7;
+const USES_MAX: u32 = u32::MAX >> CLASS_BITS;
 const _: () = assert!(CLASSES_MAX < 1 << CLASS_BITS);
 
 impl SlabUse {
@@ -32,7 +33,7 @@ impl SlabUse {
 
     #[must_use]
     fn next(self, class_and_one: u32) -> Self {
-        Self((self.uses() + 1) << CLASS_BITS | class_and_one)
+        Self((self.uses() % USES_MAX + 1) << CLASS_BITS | class_and_one)
     }
 }
 
@@ -154,6 +155,13 @@ mod tests {
         for nowhere in [2 * SLAB_BYTES, 1 << 30, u64::MAX] {
             assert_eq!(map.slab_of_slot(nowhere), None);
         }
+    }
+
+    #[test]
+    fn what_was_used_never_looks_as_if_it_was_not() {
+        let last = SlabUse(USES_MAX << CLASS_BITS);
+        assert_eq!(last.next(5).uses(), 1);
+        assert_eq!(last.next(5).class(), Some(4));
     }
 
     #[test]

@@ -170,8 +170,7 @@ impl Store {
     /// Whether a scan would take what is at a place for the item of a key. All groups are locked.
     fn seems_to_be_at(&self, place: u64, key: &[u8]) -> bool {
         let guard = crossbeam_epoch::pin();
-        let last = self.last_place(place, &guard);
-        last.is_some_and(|last| self.last_item(last, key, SEQUENCE_MAX).is_some())
+        self.last_item(place, key, SEQUENCE_MAX, &guard).is_some()
     }
 
     fn entries<'a>(&'a self, tables: &'a [&Table]) -> impl Iterator<Item = (u64, Entry)> + 'a {
