@@ -1,5 +1,5 @@
 //! Memory that is known to the byte and given back: for what is cached ([`ByteArena`]), and for large buffers that are
-//! used for a moment ([`MappedVec`]) or come and go ([`ZeroedSlice`]). And pages that are there before they are stored to ([`fault_in`]).
+//! used for a moment ([`MappedVec`]) or come and go ([`ZeroedSlice`]). And pages that are there before they are stored to ([`fault_in`], [`fault_in_by_turns`]).
 //!
 //! A general allocator is the wrong place for byte strings that live long and die in any order. It keeps an arena for each thread; a thread that fills a
 //! cache puts its entries into its own arena, and evicts those of others into theirs, where they leave holes
@@ -28,7 +28,7 @@ mod units;
 mod zeroed_slice;
 
 pub use arena::ByteArena;
-pub use fault_in::fault_in;
+pub use fault_in::{fault_in, fault_in_by_turns};
 pub use mapped_vec::MappedVec;
 pub use shared_bytes::{SharedBytes, prefetch, prefetch_lines_at, prefetch_of};
 pub use zeroed_slice::{Zeroable, ZeroedSlice};

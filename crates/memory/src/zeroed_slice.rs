@@ -14,6 +14,7 @@ use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
 
+use crate::fault_in;
 use crate::mapping::{Mapping, PAGE_BYTES};
 
 /// From this length on a slice has a mapping of its own.
@@ -110,6 +111,15 @@ impl<T: Zeroable> ZeroedSlice<T> {
         }
     }
 
+    /// Has the kernel provide all of its memory, for who is going to store to most of it. A page that is read before it is stored to, as those of
+    /// a hash table are, would be provided twice, and each time all processors be told.
+    pub fn fault_in(&mut self) {
+        if let Memory::Mapped(mapping) = &self.memory {
+            // SAFETY: all of the mapping is this slice's, readable and writable.
+            unsafe { fault_in(mapping.start().as_ptr(), mapping.len_bytes()) };
+        }
+    }
+
     /// Memory that it takes, in bytes.
     pub fn memory_bytes(&self) -> usize {
         match &self.memory {
@@ -190,6 +200,7 @@ mod tests {
         for len in [0, 1, 1_000, 8_191, 8_192, 50_000, 49_000, 50_000, 1 << 20] {
             let mut slice = ZeroedSlice::<u64>::new(len);
             assert_eq!(slice.len(), len);
+            slice.fault_in();
             assert!(slice.iter().all(|number| *number == 0), "{len}");
             slice.fill(u64::MAX);
             assert!(slice.memory_bytes() >= len * 8);

@@ -16,6 +16,7 @@ use std::path::PathBuf;
 
 use crate::allocator::{ArenaState, ExtentUnits, GENERATION_LEASE};
 use crate::error::Result;
+use crate::map::LARGE_PAGE_BYTES;
 use crate::options::{Arena, Run, SourceKind};
 use crate::pool::Pool;
 use crate::pool_layout::{HEADER_PAGE_BYTES, MAX_GENERATION, MAX_RUN_UNITS, UnitState, UnitWord};
@@ -284,6 +285,9 @@ impl Pool {
     /// Gives the memory of free units back to the system where the pool is plain DRAM, and returns
     /// how many bytes that were. Only whole pages of ranges that were used since the last call.
     ///
+    /// A range is taken while that is done, and writers that allocate do not wait for it: tens of megabytes take as many
+    /// milliseconds. They may find a little less than what is free.
+    ///
     /// Files keep their blocks: they must never become sparse.
     pub fn release_unused(&self) -> u64 {
         if self.source_kind() != SourceKind::Volatile {
@@ -291,15 +295,29 @@ impl Pool {
         }
         let mut released_bytes = 0;
         for arena in Arena::ALL {
-            let mut state = self.arenas[arena.index()].lock();
-            for extent in &mut state.extents {
-                for (first, units) in extent.take_unused() {
-                    let start = extent.unit_offset(first).next_multiple_of(4096);
-                    let end = extent.unit_offset(first + units) & !4095;
-                    if start < end && self.discard_volatile(start, end - start) {
-                        released_bytes += end - start;
-                    }
+            let (mut index, mut from) = (0, 0);
+            loop {
+                let mut state = self.arenas[arena.index()].lock();
+                let Some(extent) = state.extents.get_mut(index) else {
+                    break;
+                };
+                // A large page is not divided for it.
+                let Some((first, units)) = extent.take_unused(from, LARGE_PAGE_BYTES) else {
+                    (index, from) = (index + 1, 0);
+                    continue;
+                };
+                let start = extent.unit_offset(first).next_multiple_of(4096);
+                let end = extent.unit_offset(first + units) & !4095;
+                drop(state);
+                if start < end && self.discard_volatile(start, end - start) {
+                    released_bytes += end - start;
                 }
+                let mut state = self.arenas[arena.index()].lock();
+                state.extents[index].give_back(first, units);
+                drop(state);
+                from = first + units;
+                // This is nobody's hurry.
+                std::thread::yield_now();
             }
         }
         released_bytes

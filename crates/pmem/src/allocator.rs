@@ -212,22 +212,30 @@ impl ExtentUnits {
         found
     }
 
-    /// Free ranges whose memory was touched, which then counts as given back. Only whole touched
-    /// ranges within free ones are reported: first unit and number of units.
-    pub(crate) fn take_unused(&mut self) -> Vec<(u32, u32)> {
-        let unused: Vec<(u32, u32)> = self
-            .free
-            .ranges(self.unit_count)
-            .filter(|(first, len)| {
-                self.touched
-                    .first_from(*first)
-                    .is_some_and(|touched| touched < first + len)
-            })
-            .collect();
-        for (first, len) in &unused {
-            self.touched.set_range(*first, *len, false);
+    /// Takes the next free range from a unit on whose memory was touched, for its memory to be given back; it counts as
+    /// untouched when it comes back. It ends at the next multiple of `step_bytes` in the pool at the latest. First unit and number of units.
+    pub(crate) fn take_unused(&mut self, from: u32, step_bytes: u64) -> Option<(u32, u32)> {
+        let mut from = from;
+        loop {
+            let touched = self.touched.first_from(from)?;
+            let first = self.free.first_from(touched)?;
+            if first > touched {
+                // In use up to there.
+                from = first;
+                continue;
+            }
+            let offset = self.unit_offset(first);
+            let left_bytes = (offset + 1).next_multiple_of(step_bytes) - offset;
+            let units_max = (left_bytes / u64::from(self.unit_bytes)).max(1);
+            let limit = units_max
+                .saturating_add(first.into())
+                .min(self.unit_count.into()) as u32;
+            let free_end = self.free.first_absent_from(first, limit);
+            let end = self.touched.first_absent_from(first, free_end);
+            self.take(first, end - first);
+            self.touched.set_range(first, end - first, false);
+            return Some((first, end - first));
         }
-        unused
     }
 
     pub(crate) fn touched_units(&self) -> u64 {

@@ -152,7 +152,7 @@ impl Mapping {
         let (place, len) = self.checked_place(offset, len_bytes);
         // SAFETY: extents are mapped for reading and writing, and stay so as long as the mapping. File blocks are allocated already, so
         // no page can fail for want of space.
-        unsafe { lightkv_memory::fault_in(place, len) };
+        unsafe { lightkv_memory::fault_in_by_turns(place, len) };
     }
 
     /// Writes dirty pages of a mapped file back.

@@ -683,7 +683,7 @@ impl Pool {
     /// Gives pages of plain DRAM back; false if the system refused.
     pub(crate) fn discard_volatile(&self, offset: u64, len_bytes: u64) -> bool {
         assert_eq!(self.kind, SourceKind::Volatile);
-        // SAFETY: the caller holds the lock of the arena and found the units free, so no run covers
+        // SAFETY: the caller found the units free and has taken them, without a run, so no run covers
         // the range: nobody may borrow it (contract of `slice`), and its contents are dead.
         unsafe { self.mapping.discard_anonymous(offset, len_bytes).is_ok() }
     }

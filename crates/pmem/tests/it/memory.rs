@@ -1,5 +1,7 @@
 //! Counters, volatile memory and bounds.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use lightkv_pmem::{
     Arena, EmulatedBacking, Granularity, LineTail, PmemError, Pool, PoolCounters, PoolOptions,
     SourceKind, SourceRequest,
@@ -236,4 +238,44 @@ fn what_was_streamed_before_a_fence_is_seen_by_who_sees_what_was_stored_after_it
             }
         });
     });
+}
+
+/// Memory that is given back is many milliseconds' work, and who allocates meanwhile shall not wait for all of it.
+#[test]
+fn others_allocate_while_unused_memory_goes_back() {
+    const UNITS: u64 = 1 << 12;
+    let mut options = options(SourceRequest::Volatile);
+    options.segment_unit_bytes = 64 << 10;
+    (options.extent_bytes, options.max_bytes) = (1 << 20, 512 << 20);
+    let pool = Pool::create(options).unwrap();
+    assert!(pool.reserve(Arena::Segments, UNITS).unwrap());
+    let before_bytes = pool.resident_bytes();
+    let is_released = AtomicBool::new(false);
+    let meanwhile = std::thread::scope(|scope| {
+        let releasing = scope.spawn(|| {
+            let released_bytes = pool.release_unused();
+            is_released.store(true, Ordering::Release);
+            released_bytes
+        });
+        let mut meanwhile = 0;
+        while !is_released.load(Ordering::Acquire) {
+            let run = pool.allocate(Arena::Segments, 1, 0).unwrap().unwrap();
+            pool.write(run.offset, &[5; 4096]);
+            // Some of it has gone and some has not: this allocation did not wait for all.
+            let resident_bytes = pool.resident_bytes();
+            if resident_bytes < before_bytes / 8 * 7 && resident_bytes > before_bytes / 8 {
+                meanwhile += 1;
+            }
+            assert_eq!(read(&pool, run.offset, 4096), [5; 4096]);
+            pool.free(run);
+        }
+        let released_bytes = releasing.join().unwrap();
+        assert!(
+            released_bytes > (UNITS - 64) * (64 << 10),
+            "{released_bytes}"
+        );
+        meanwhile
+    });
+    assert!(meanwhile > 0);
+    assert!(pool.resident_bytes() < before_bytes / 8);
 }

@@ -52,7 +52,7 @@ impl SharedMapping {
     /// Faults all pages in for writing. MAP_POPULATE would only fault them in for reading, because the mapping is shared.
     fn fault_in(&self) {
         // SAFETY: all of the mapping is readable and writable as long as `self` lives.
-        unsafe { lightkv_memory::fault_in(self.start.as_ptr(), self.len) };
+        unsafe { lightkv_memory::fault_in_by_turns(self.start.as_ptr(), self.len) };
     }
 }
 

@@ -104,6 +104,14 @@ fn memory_bytes(buckets: &Buckets) -> usize {
     buckets.memory_bytes()
 }
 
+#[cfg(not(loom))]
+fn fault_in(buckets: &mut Buckets) {
+    buckets.fault_in();
+}
+
+#[cfg(loom)]
+fn fault_in(_: &mut Buckets) {}
+
 #[cfg(loom)]
 fn memory_bytes(buckets: &Buckets) -> usize {
     size_of_val(&**buckets)
@@ -277,6 +285,7 @@ impl TopLeaf {
         entries: impl IntoIterator<Item = (u32, u32, u64)>,
     ) -> TopLeaf {
         let mut leaf = TopLeaf::new(capacity_entries, slice_base_bytes);
+        fault_in(&mut leaf.buckets);
         for (signature, slice, offset) in entries {
             // Even if all signatures are equal the extra buckets can take them in the end.
             while leaf.push(signature, slice, offset).is_err() {
