@@ -182,6 +182,11 @@ fn decode_record<'a>(bytes: &'a [u8], key: &[u8]) -> Option<(u64, EntryKind, &'a
     (own_key == key).then_some((u64::from_le_bytes(*sequence), kind, value))
 }
 
+/// Sequence number of a record.
+fn decode_sequence(bytes: &[u8]) -> Option<u64> {
+    Some(u64::from_le_bytes(*bytes.first_chunk::<8>()?))
+}
+
 /// The cache of one store.
 pub(crate) struct TableCache {
     entries: Option<Entries>,
@@ -561,24 +566,27 @@ impl TableCache {
         self.has_records.load(Ordering::Relaxed)
     }
 
-    /// Takes note that this is the newest version of `key` in a new table. If it is cached, it stands for that table, too; an older one
-    /// is not needed any more where the table is.
-    pub(crate) fn carry_record(&self, table_id: u64, hash: u64, key: &[u8], sequence: u64) {
+    /// Takes note that this is the newest version of a key in a new table. If it is cached, it stands for that table, too; an older one
+    /// is not needed any more where the table is. A record is known by its number, which no other of the store has.
+    ///
+    /// Takes the lock of a shard, which readers may wait for: not for threads that may be put aside for long.
+    pub(crate) fn carry_record(&self, table_id: u64, hash: u64, sequence: u64) {
         let Some(entries) = &self.entries else { return };
         let place = CacheKey::of_record(hash);
         let Some(Cached::Record(record)) = entries.peek(&place) else {
             return;
         };
-        match decode_record(&record.bytes, key) {
-            Some((cached, ..)) if cached == sequence => {
-                let tables = [record.tables[1], table_id];
-                // Somebody else may have replaced or evicted it since the look. What is put here is right whatever was there, and what is
-                // not there does not come back. Soft: this is no use.
-                let record = Cached::Record(CachedRecord { tables, ..record });
-                _ = entries.replace(place, record, true);
-            }
-            Some((cached, ..)) if cached < sequence => _ = entries.remove(&place),
-            _ => {}
+        let Some(cached) = decode_sequence(&record.bytes) else {
+            return;
+        };
+        if cached == sequence {
+            let tables = [record.tables[1], table_id];
+            // Somebody else may have replaced or evicted it since the look. What is put here is right whatever was there, and what is
+            // not there does not come back. Soft: this is no use.
+            let record = Cached::Record(CachedRecord { tables, ..record });
+            _ = entries.replace(place, record, true);
+        } else if cached < sequence {
+            _ = entries.remove(&place);
         }
     }
 }
@@ -731,22 +739,20 @@ mod tests {
         let record = put(10, b"value");
         let in_table = |table_id| cache.record(table_id, 77, b"key", u64::MAX);
         cache.insert_record(1, 77, b"key", record);
-        cache.carry_record(2, 77, b"key", 10);
+        cache.carry_record(2, 77, 10);
         assert_eq!(in_table(1), found(record), "the merge is not through yet");
         assert_eq!(in_table(2), found(record));
-        cache.carry_record(3, 77, b"key", 10);
+        cache.carry_record(3, 77, 10);
         assert_eq!(in_table(1), None, "merged long ago");
         assert_eq!(in_table(2), found(record));
         assert_eq!(in_table(3), found(record));
-        cache.carry_record(4, 77, b"kez", 10);
-        assert_eq!(in_table(4), None, "another key of that hash");
-        cache.carry_record(4, 77, b"key", 9);
+        cache.carry_record(4, 77, 9);
         assert_eq!(in_table(4), None, "an older version");
         assert_eq!(in_table(3), found(record));
-        cache.carry_record(4, 77, b"key", 11);
+        cache.carry_record(4, 77, 11);
         assert_eq!(in_table(3), None, "covered by a newer one");
         assert_eq!(cache.used_bytes(), 0);
-        cache.carry_record(5, 77, b"key", 11);
+        cache.carry_record(5, 77, 11);
         assert_eq!(in_table(5), None, "nothing to carry");
     }
 
@@ -762,7 +768,7 @@ mod tests {
         for number in 3000..5000 {
             insert(number);
             // Ever so often, and still read only once.
-            let carry = |number| cache.carry_record(1, number << 1, b"key", 1);
+            let carry = |number| cache.carry_record(1, number << 1, 1);
             carried.clone().for_each(carry);
         }
         let kept = carried.filter(|number| is_cached(*number)).count();

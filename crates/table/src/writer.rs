@@ -73,6 +73,8 @@ pub struct TableSummary {
     pub references: Box<[u64]>,
     /// Hash of each different key, in the order of the keys.
     pub key_hashes: MappedVec<u64>,
+    /// Sequence number of the newest entry of each key, in the same order; empty unless [`TableWriter::carry_later`] was called.
+    pub key_sequences: MappedVec<u64>,
     /// The persistent leaf; the file has a copy of it.
     pub leaf: Vec<u8>,
     /// What an open reader of this table keeps in memory, leaf included, in bytes.
@@ -133,6 +135,8 @@ pub struct TableWriter {
     /// Starts of the finished blocks; the last element is where the current one starts.
     offsets: Vec<u64>,
     hashes: MappedVec<u64>,
+    /// If somebody else tells the cache of the records.
+    sequences: Option<MappedVec<u64>>,
     hash_blocks: MappedVec<u32>,
     separators: Separators,
     properties: Properties,
@@ -262,6 +266,7 @@ impl TableWriter {
             last_sequence: 0,
             offsets,
             hashes: MappedVec::with_capacity(KEYS_RESERVED),
+            sequences: None,
             hash_blocks: MappedVec::with_capacity(KEYS_RESERVED),
             separators: Separators::default(),
             properties: Properties {
@@ -284,6 +289,7 @@ impl TableWriter {
             + self.separators.len_bytes()
             + self.offsets.capacity() * size_of::<u64>()
             + self.hashes.memory_bytes()
+            + (self.sequences.as_ref()).map_or(0, MappedVec::memory_bytes)
             + self.hash_blocks.memory_bytes();
         bytes as u64
     }
@@ -343,13 +349,13 @@ impl TableWriter {
         if !same_key {
             let hash = (self.hash)(self.options.hash_seed, key);
             self.hashes.push(hash);
-            if let Some(shared) = &self.shared
+            // The first entry of a key is its newest version in this table.
+            if let Some(sequences) = &mut self.sequences {
+                sequences.push(sequence);
+            } else if let Some(shared) = &self.shared
                 && shared.cache.has_records()
             {
-                // The first entry of a key is its newest version in this table.
-                shared
-                    .cache
-                    .carry_record(self.table_id, hash, key, sequence);
+                shared.cache.carry_record(self.table_id, hash, sequence);
             }
             // More blocks than this are refused by `finish_block`.
             self.hash_blocks.push((self.offsets.len() - 1) as u32);
@@ -367,6 +373,19 @@ impl TableWriter {
         self.properties.min_sequence = self.properties.min_sequence.min(sequence);
         self.properties.max_sequence = self.properties.max_sequence.max(sequence);
         Ok(())
+    }
+
+    /// Leaves it to the caller to tell the cache of the records that it may have
+    /// ([`TableShared::carry_records`]), when the table is finished: the thread that writes takes no lock of the cache then. Before the first entry.
+    pub fn carry_later(&mut self) {
+        debug_assert_eq!(self.properties.entries, 0);
+        if self
+            .shared
+            .as_ref()
+            .is_some_and(|it| it.cache.has_records())
+        {
+            self.sequences = Some(MappedVec::with_capacity(KEYS_RESERVED));
+        }
     }
 
     /// Puts the entry just added into the cache, as a get would that found it in the finished table. It must be the first of its key.
@@ -447,6 +466,7 @@ impl TableWriter {
             max_sequence: properties.max_sequence,
             references: properties.references,
             key_hashes: std::mem::take(&mut self.hashes),
+            key_sequences: self.sequences.take().unwrap_or_default(),
             leaf,
             resident_index_bytes,
         })

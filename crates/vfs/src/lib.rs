@@ -115,6 +115,8 @@ pub trait Vfs: Debug + Send + Sync + 'static {
     fn lock(&self, path: &Path) -> io::Result<Box<dyn FileLock>>;
     /// Free space for this user on the file system that holds `path`, in bytes.
     fn available_bytes(&self, path: &Path) -> io::Result<u64>;
+    /// Tells how many files will be open at once, so that no later open waits while the system makes room for their descriptors. A hint.
+    fn expect_open_files(&self, _count: usize) {}
 }
 
 /// Held as long as the lock is; see [`Vfs::lock`].

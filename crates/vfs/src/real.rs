@@ -159,6 +159,19 @@ impl Vfs for RealVfs {
         let statistics = rustix::fs::statvfs(path)?;
         Ok(statistics.f_bavail.saturating_mul(statistics.f_frsize))
     }
+
+    /// Linux doubles a process's table of descriptors when it is full, and waits each time until no thread can be looking at the old one: the 65th,
+    /// 129th and 257th file of a process with threads took whoever opened it, and all who opened others meanwhile, 10 ms.
+    fn expect_open_files(&self, count: usize) {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let last = (count as u64)
+            .min(limit.unwrap_or(u64::MAX))
+            .saturating_sub(1);
+        if let (Ok(file), Ok(last)) = (File::open("/dev/null"), i32::try_from(last)) {
+            // A descriptor that is at least so high, for a moment. The table never becomes shorter.
+            let _ = rustix::io::fcntl_dupfd_cloexec(&file, last);
+        }
+    }
 }
 
 fn open_options(mode: OpenMode) -> OpenOptions {
@@ -770,5 +783,22 @@ mod tests {
         RealVfs.remove_file(&inner.join("two")).unwrap();
         assert!(!RealVfs.exists(&inner.join("two")).unwrap());
         assert!(RealVfs.available_bytes(&inner).unwrap() > 0);
+    }
+    #[test]
+    fn room_for_descriptors_is_made_and_none_is_kept() {
+        let slots = || -> u64 {
+            let status = fs::read_to_string("/proc/self/status").unwrap();
+            let slots = status.lines().find_map(|line| line.strip_prefix("FDSize:"));
+            slots.unwrap().trim().parse().unwrap()
+        };
+        RealVfs.expect_open_files(700);
+        assert!(slots() >= 700, "{}", slots());
+        let highest = fs::read_dir("/proc/self/fd").unwrap().map(|entry| {
+            let name = entry.unwrap().file_name();
+            name.to_str().unwrap().parse::<u64>().unwrap()
+        });
+        assert!(highest.max().unwrap() < 699);
+        // More than any process may have.
+        RealVfs.expect_open_files(usize::MAX);
     }
 }

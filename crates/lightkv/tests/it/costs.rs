@@ -340,3 +340,37 @@ fn the_cache_takes_what_the_rest_of_the_budget_leaves() {
     assert!(read.cache_capacity_bytes > budget / 4, "{read:?}");
     assert!(read.cache_bytes > read.cache_capacity_bytes / 2, "{read:?}");
 }
+
+/// Whoever reads first after an open waits for the tables that it needs. The others are open when they are needed; nobody pays for any who
+/// does not read.
+#[test]
+fn tables_are_opened_ahead_of_their_readers() {
+    let directory = tempfile::tempdir().unwrap();
+    let records = 20_000;
+    let db = flushed_store(directory.path(), records);
+    for number in 0..records {
+        assert!(db.get(key(number * 2)).unwrap().is_some());
+    }
+    wait_for_rest(&db);
+    let all = db.stats().levels;
+    assert!(all.tables > 20, "{} tables", all.tables);
+    db.close().unwrap();
+    drop(db);
+
+    let options = Options::new().memory_budget(16 << 20);
+    let db = options.open(directory.path().join("store")).unwrap();
+    let index_bytes = |db: &Db| db.stats().levels.index_bytes_flushed;
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(index_bytes(&db), 0, "nobody has read");
+    assert!(db.get(key(0)).unwrap().is_some());
+    let begin = std::time::Instant::now();
+    while index_bytes(&db) < all.index_bytes_flushed {
+        assert!(begin.elapsed().as_secs() < 60, "{}", index_bytes(&db));
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let before = db.stats().counters;
+    for number in 0..100 {
+        assert!(db.get(key(number * 397 % records * 2)).unwrap().is_some());
+    }
+    assert!(db.stats().counters.since(&before).table_reads <= 100);
+}

@@ -14,6 +14,7 @@ use super::compaction::Installation;
 use super::partition::Partition;
 use super::readers::{collect_garbage, settle_garbage};
 use super::store::Store;
+use super::table_set::NewRecords;
 use crate::error::Shortage;
 use crate::{Error, Result};
 
@@ -61,6 +62,8 @@ struct Queue {
     /// recovery forgets, is not kept alive here: it holds space of the buffer, and a recovery, which has no threads
     /// yet, would wait for that in vain.
     considerations: VecDeque<Weak<Partition>>,
+    /// Records of tables that merges wrote, which the cache is still to be told of.
+    carried: VecDeque<NewRecords>,
     /// Merges that are written and wait to be recorded.
     installations: VecDeque<Installation>,
     /// What recovery replayed is still to be synced; holds the number of its last record.
@@ -87,6 +90,8 @@ enum Job {
     /// Write the result of a merge: on a thread of low priority, which therefore takes no lock that a
     /// writer may wait for.
     Compact(Arc<Partition>),
+    /// Tell the cache of what it wrote.
+    Carry(NewRecords),
     /// Record it and move readers over.
     Install(Installation),
     /// See whether a partition's tables ask for a merge.
@@ -95,6 +100,8 @@ enum Job {
     Sweep,
     /// Let the pool grow ahead of its users.
     Grow,
+    /// Open a table ahead of its readers.
+    OpenTable,
     /// Freeze a partition: the buffer or the journal is over its mark, or a writer found no room.
     Relieve {
         is_urgent: bool,
@@ -131,7 +138,7 @@ impl Job {
     fn is_about_tables(&self) -> bool {
         !matches!(
             self,
-            Self::Grow | Self::Relieve { .. } | Self::Settle(_) | Self::Ranges
+            Self::Grow | Self::Relieve { .. } | Self::Settle(_) | Self::Ranges | Self::Carry(_)
         )
     }
 
@@ -180,8 +187,16 @@ impl Queue {
         if let Some(through) = self.settle.take_if(|_| role == Role::Flusher) {
             return Some(Job::Settle(through));
         }
+        // Before readers move over to them.
+        if let Some(new) = self.carried.pop_front() {
+            return Some(Job::Carry(new));
+        }
         if let Some(installation) = self.installations.pop_front() {
             return Some(Job::Install(installation));
+        }
+        // Before flushes, of which a busy store always has some. The keeper goes on with those.
+        if role == Role::Flusher && store.tables.is_opening_due() {
+            return Some(Job::OpenTable);
         }
         let flush = self
             .flushes
@@ -318,6 +333,11 @@ impl Background {
         }
     }
 
+    /// Has idle threads look for work at once.
+    pub(crate) fn wake(&self) {
+        self.work.notify_all();
+    }
+
     /// Wakes the flush thread if `needed`; cheap when it is already awake.
     #[inline]
     pub(crate) fn wake_if(&self, needed: bool) {
@@ -347,6 +367,17 @@ impl Background {
     pub(crate) fn queue_settling(&self, through: u64) {
         self.queue.lock().settle = Some(through);
         self.work.notify_all();
+    }
+
+    /// Has the cache be told of the records of a new table, before readers move over to it.
+    pub(crate) fn queue_carrying(&self, new: NewRecords) {
+        self.queue.lock().carried.push_back(new);
+        self.work.notify_all();
+    }
+
+    /// Records that the cache has not been told of yet.
+    pub(crate) fn take_carrying(&self) -> Option<NewRecords> {
+        self.queue.lock().carried.pop_front()
     }
 
     /// Asks for a look at the range deletions.
@@ -475,6 +506,13 @@ impl Background {
                 self.work.notify_all();
                 Ok(())
             }
+            Job::Carry(new) => {
+                if new.carry_some(&store.tables.shared) {
+                    let rest = std::mem::take(new);
+                    self.queue.lock().carried.push_front(rest);
+                }
+                Ok(())
+            }
             Job::Install(installation) => store.install_compaction(installation),
             Job::Consider(partition) => {
                 // The halves of one that was split since have their own turn, whether it is still reachable or not.
@@ -488,6 +526,10 @@ impl Background {
                 Ok(())
             }
             Job::Grow => store.buffer.grow_ahead(),
+            Job::OpenTable => {
+                store.tables.open_next();
+                Ok(())
+            }
             Job::Relieve { is_urgent } => self.relieve(store, *is_urgent),
             Job::Settle(through) => store.settle_replayed(*through),
             Job::Ranges => store.work_on_ranges(),

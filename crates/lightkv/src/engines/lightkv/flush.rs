@@ -27,7 +27,7 @@ use super::range_deletions::Retention;
 use super::sorted_view::SortedEntry;
 use super::store::Store;
 use super::table_list::TableList;
-use super::table_set::{table_path, value_path};
+use super::table_set::{NewRecords, table_path, value_path};
 use super::value_file::ValueReference;
 use crate::Result;
 
@@ -399,13 +399,18 @@ impl Store {
             .shared
             .with_descriptors(|| self.vfs.sync_directory(&directory))
             .map_err(|error| crate::error::io(&directory, "sync", error))?;
+        let sketch = KeySketch::of(&summary.key_hashes);
+        if !summary.key_sequences.is_empty() {
+            let new = NewRecords::new(summary.table_id, summary.key_hashes, summary.key_sequences);
+            self.background.queue_carrying(new);
+        }
         Ok(TableMetadata {
             file_number: summary.table_id,
             file_len_bytes: summary.file_len_bytes,
             entries: summary.entries,
             tombstones: summary.tombstones,
             distinct_keys: summary.distinct_keys,
-            sketch: Some(KeySketch::of(&summary.key_hashes)),
+            sketch: Some(sketch),
             smallest_key: summary.smallest_key.into_vec(),
             largest_key: summary.largest_key.into_vec(),
             min_sequence: summary.min_sequence,

@@ -12,6 +12,7 @@
 //!
 //! The holders, what bounds each, and how it was measured: `docs/internals/memory.md`.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -41,6 +42,8 @@ const SHARE_STEPS: u64 = 32;
 const WRITES_PER_READ_MIN: u64 = 64;
 /// An index takes about so much for each key of a table that is opened, with what the allocator has beside that.
 const INDEX_BYTES_PER_KEY: u64 = 9;
+/// Indexes of tables that are opened before anybody looks for something there take such a part of the budget at most.
+const OPENED_AHEAD_PART: u64 = 8;
 /// Code of the engine that is resident (4 MB), stacks, and what the allocator keeps for each of the threads.
 /// A small budget uses fewer partitions and shorter buffers, so that less is kept.
 const FIXED_BYTES: u64 = 8 << 20;
@@ -215,6 +218,12 @@ impl Store {
         let parts = self.memory_parts();
         let others_bytes = parts.beside_buffer() + flushed_keys * INDEX_BYTES_PER_KEY;
         self.share_with_buffer(others_bytes, u64::MAX);
+    }
+
+    /// Lets the background threads open the tables that there are, when somebody reads.
+    pub(crate) fn begin_to_open_ahead(self: &Arc<Self>) {
+        let index_bytes_max = self.sizes.budget_bytes / OPENED_AHEAD_PART;
+        self.tables.open_ahead.begin(self, index_bytes_max);
     }
 
     /// Sets the limit of the buffer, where all but buffer and cache hold so much, and the buffer uses what a limit is high enough for.

@@ -24,6 +24,7 @@
 //! | `flush`, `compaction`, `background`, `pacing`, `patience` | what happens behind the writers' backs |
 //! | `recovery`, `checkpoint`, `pool_image` | how what survives comes back; `engines/manifest` has the rest |
 //! | `delete_range`, `range_deletions` | deleting all keys of a range |
+//! | `table_set`, `open_ahead`, `spare_tables` | the tables of the store, and their files |
 //! | `table_list`, `run_source` | the tables of a partition as runs |
 //! | `memory`, `sizes`, `read_marks` | the memory budget, and what stays in memory |
 //!
@@ -70,6 +71,7 @@ mod key_gaps;
 pub(crate) mod key_sketch;
 mod leaf_source;
 mod memory;
+mod open_ahead;
 mod pacing;
 mod partition;
 mod patience;
@@ -136,6 +138,9 @@ pub(crate) fn open(directory: &Path, options: Options) -> Result<Arc<dyn Engine>
             .map_err(|error| crate::error::io(directory, "start a thread for", error))?;
     }
     engine.store.queue_pending_compactions();
+    if !options.tuning.inline_background {
+        engine.store.begin_to_open_ahead();
+    }
     Ok(Arc::new(engine))
 }
 

@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
+use lightkv_memory::MappedVec;
 use lightkv_table::{IteratorOptions, TableIterator, TableOptions, TableReader, TableShared};
 use lightkv_vfs::Vfs;
 use parking_lot::Mutex;
 
 use super::manifest::TableMetadata;
+use super::open_ahead::OpenAhead;
 use super::spare_tables::SpareTables;
 use super::value_file;
 use crate::Result;
@@ -31,6 +33,7 @@ pub(crate) struct TableContext {
     pub(crate) discarded: Mutex<Vec<Discarded>>,
     /// The files of tables out of these that new ones are written over.
     pub(crate) spares: SpareTables,
+    pub(super) open_ahead: OpenAhead,
 }
 
 /// What is left of a table or a value file after its last reader. Removing and closing a file can take a hundred
@@ -43,6 +46,42 @@ pub(crate) struct Discarded {
     /// Length of a table that another may be written over. Not of one whose file has, or had, a name in another store: a scan there may
     /// read it still when that store has removed its name. A value file is never written over.
     table_len_bytes: Option<u64>,
+}
+
+/// The newest records of a table that a merge wrote, which the cache is to be told of: those that are cached stand for it from then on.
+///
+/// Not by the thread of the merge: its low priority lets others put it aside for tens of milliseconds, with a lock of the cache that readers wait for.
+/// Takes 16 bytes a key until that is done.
+#[derive(Debug, Default)]
+pub(crate) struct NewRecords {
+    table_id: u64,
+    hashes: MappedVec<u64>,
+    sequences: MappedVec<u64>,
+    carried: usize,
+}
+
+/// So many records at a time, some milliseconds of work: writers may need the thread for something else.
+const CARRIED_AT_ONCE: usize = 1 << 15;
+
+impl NewRecords {
+    pub(crate) fn new(table_id: u64, hashes: MappedVec<u64>, sequences: MappedVec<u64>) -> Self {
+        Self {
+            table_id,
+            hashes,
+            sequences,
+            carried: 0,
+        }
+    }
+
+    /// Tells the cache of some more of them, and the caller whether there are others.
+    pub(crate) fn carry_some(&mut self, shared: &TableShared) -> bool {
+        let end = self.hashes.len().min(self.carried + CARRIED_AT_ONCE);
+        let part = self.carried..end;
+        let (hashes, sequences) = (&self.hashes[part.clone()], &self.sequences[part]);
+        shared.carry_records(self.table_id, hashes, sequences);
+        self.carried = end;
+        end < self.hashes.len()
+    }
 }
 
 impl TableContext {
@@ -67,6 +106,16 @@ impl TableContext {
             let _ = table.reader();
         }
         table
+    }
+
+    /// Whether a table is to be opened before somebody waits for that.
+    pub(crate) fn is_opening_due(&self) -> bool {
+        self.open_ahead.is_due(self.shared.device())
+    }
+
+    /// Opens it.
+    pub(crate) fn open_next(&self) {
+        self.open_ahead.open_next(self.shared.device());
     }
 
     /// Tells that the durable manifest does not name a table, and which of its value files no table of the
@@ -261,6 +310,11 @@ impl Table {
         }
     }
 
+    /// Whether it was used before.
+    pub(crate) fn is_open(&self) -> bool {
+        self.reader.get().is_some()
+    }
+
     #[cold]
     fn open(&self) -> Result<&Arc<TableReader>> {
         let _one_at_a_time = self.opening.lock();
@@ -275,6 +329,7 @@ impl Table {
             None,
             self.context.shared.clone(),
         )?;
+        self.context.open_ahead.somebody_waited();
         Ok(self.reader.get_or_init(|| Arc::new(reader)))
     }
 
@@ -379,6 +434,7 @@ pub(crate) mod tests {
             values: Mutex::default(),
             discarded: Mutex::default(),
             spares: SpareTables::default(),
+            open_ahead: OpenAhead::default(),
         })
     }
 

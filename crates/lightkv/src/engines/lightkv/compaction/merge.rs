@@ -119,7 +119,10 @@ impl<'a> MergeOutput<'a> {
             Some(writer) => writer,
             None => {
                 let len_bytes = self.left_bytes.min(self.store.sizes.table_bytes_max);
-                self.writer.insert(self.store.new_table(len_bytes)?)
+                let writer = self.writer.insert(self.store.new_table(len_bytes)?);
+                // A merge's thread may be put aside with a lock of the cache, which readers would wait for.
+                writer.carry_later();
+                writer
             }
         };
         if kind == EntryKind::LargeValue

@@ -325,6 +325,10 @@ impl Store {
         is_retaining: bool,
     ) -> Result<()> {
         tracing::trace!(action = ?plan.action, "a merge was written");
+        // Most of it is done already. What is cached is found in the new tables from the first read on.
+        while let Some(mut new) = self.background.take_carrying() {
+            while new.carry_some(&self.tables.shared) {}
+        }
         let _installing = partition.installing.lock();
         let guard = crossbeam_epoch::pin();
         let result = match plan.action {

@@ -26,6 +26,7 @@ use lightkv_table::{EntryKind, TableOptions, TableShared};
 use parking_lot::Mutex;
 
 use super::manifest::{ManifestEdit, ManifestState};
+use super::open_ahead::OpenAhead;
 use super::partition::{Partition, PartitionTable, View};
 use super::room::{LEAF_ENTRIES_INITIAL, empty_leaf};
 use super::sizes::Sizes;
@@ -49,6 +50,9 @@ mod strays;
 /// Sub-directory of the journal.
 const JOURNAL_DIRECTORY: &str = "journal";
 
+/// Files that may be open beside tables: journal, manifest, values, those that are being written, and some of the program's.
+const OTHER_FILES: usize = 256;
+
 /// Opens or creates a store; no background thread runs yet.
 pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
     let vfs = options.vfs.clone();
@@ -67,6 +71,7 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
     vfs.sync_directory(directory)
         .map_err(|error| io(directory, "sync", error))?;
 
+    vfs.expect_open_files(options.max_open_files.saturating_add(OTHER_FILES));
     let sizes = Sizes::new(options);
     let tables = Arc::new(TableContext {
         vfs: vfs.clone(),
@@ -87,6 +92,7 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
         values: Mutex::default(),
         discarded: Mutex::new(Vec::new()),
         spares: SpareTables::default(),
+        open_ahead: OpenAhead::default(),
     });
     let buffer = media::open_buffer(&state, &sizes, options)?;
     if state.pool_identity != 0 && state.next_file_number == FIRST_FILE_NUMBER {

@@ -1,0 +1,171 @@
+//! The tables that an open of the store found, opened before somebody waits for that.
+//!
+//! A store opens no table when it is opened: who wants one record shall not wait for the indexes of all. But a get looks at a table of each age, and
+//! each first look is two or three reads of the device: beside a writer, the gets of the first second took 3 to 9 ms. So as soon as
+//! anybody reads, a background thread opens the others, one at a time and in turns with what else the device does, the newest first.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use lightkv_vfs::{DeviceTurns, Urgency};
+use parking_lot::Mutex;
+
+use super::store::Store;
+use super::table_set::Table;
+
+/// What is still to be opened.
+#[derive(Debug, Default)]
+pub(crate) struct OpenAhead {
+    waiting: Mutex<Waiting>,
+    /// Number of tables that wait. Relaxed: a hint.
+    count: AtomicUsize,
+    /// Whose threads open them.
+    store: OnceLock<Weak<Store>>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    /// The next one last. Not kept alive: merges may be done with it before.
+    tables: Vec<Weak<Table>>,
+    /// Bytes of indexes that may still come into memory unasked: who reads little of a store that is much larger than its budget does not pay for all of it.
+    index_bytes_left: u64,
+}
+
+impl OpenAhead {
+    /// Begins with the tables of a store, whose indexes may take so many bytes before they are asked for. Its threads will be woken for them.
+    pub(crate) fn begin(&self, store: &Arc<Store>, index_bytes_max: u64) {
+        self.plan(store.tables.all(), index_bytes_max);
+        let _ = self.store.set(Arc::downgrade(store));
+    }
+
+    fn plan(&self, mut tables: Vec<Arc<Table>>, index_bytes_max: u64) {
+        tables.sort_unstable_by_key(|table| table.file_number());
+        let mut waiting = self.waiting.lock();
+        waiting.tables = tables.iter().map(Arc::downgrade).collect();
+        waiting.index_bytes_left = index_bytes_max;
+        self.count.store(waiting.tables.len(), Ordering::Relaxed);
+    }
+
+    /// A table was opened by who needed it: others will be needed soon.
+    #[cold]
+    pub(crate) fn somebody_waited(&self) {
+        if self.count.load(Ordering::Relaxed) > 0
+            && let Some(store) = self.store.get().and_then(Weak::upgrade)
+        {
+            store.background.wake();
+        }
+    }
+
+    /// Whether there is something to do.
+    pub(crate) fn is_due(&self, device: &DeviceTurns) -> bool {
+        self.count.load(Ordering::Relaxed) > 0 && device.has_had_reads()
+    }
+
+    /// Opens the next table. One that cannot be opened tells its first user.
+    pub(crate) fn open_next(&self, device: &DeviceTurns) {
+        let Some(next) = self.take() else { return };
+        let Some(table) = next.upgrade() else { return };
+        if table.is_open() || device.transfer(Urgency::Prompt, || table.reader().is_err()) {
+            return;
+        }
+        let mut waiting = self.waiting.lock();
+        match (waiting.index_bytes_left).checked_sub(table.resident_index_bytes()) {
+            Some(left) => waiting.index_bytes_left = left,
+            None => {
+                tracing::debug!(left = waiting.tables.len(), "tables are not opened ahead");
+                waiting.tables.clear();
+                self.count.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn take(&self) -> Option<Weak<Table>> {
+        let mut waiting = self.waiting.lock();
+        let next = waiting.tables.pop();
+        self.count.store(waiting.tables.len(), Ordering::Relaxed);
+        next
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::path::Path;
+
+    use lightkv_table::{EntryKind, TableWriter};
+    use lightkv_vfs::{MemoryVfs, Vfs};
+
+    use super::*;
+    use crate::engines::lightkv::manifest::TableMetadata;
+    use crate::engines::lightkv::table_set::{TableContext, table_path, tests::context};
+
+    const TABLES: u64 = 10;
+
+    /// Tables of a hundred records each, and one without a file.
+    fn tables() -> (Arc<TableContext>, Vec<Arc<Table>>) {
+        let vfs = MemoryVfs::new();
+        let store = Path::new("/store");
+        vfs.create_directory(&store.join("tables")).unwrap();
+        let context = context(vfs, store);
+        for number in 1..=TABLES {
+            let (vfs, path) = (context.vfs.clone(), table_path(store, number));
+            let mut writer = TableWriter::create(vfs, path, number, context.options).unwrap();
+            for key in 0..100_u32 {
+                let key = key.to_be_bytes();
+                writer.add(&key, 1, EntryKind::Put, b"value").unwrap();
+            }
+            writer.finish().unwrap();
+        }
+        let tables = (1..=TABLES + 1).map(|file_number| {
+            context.register(TableMetadata {
+                file_number,
+                ..TableMetadata::default()
+            })
+        });
+        let tables = tables.collect();
+        (context, tables)
+    }
+
+    fn open_all(ahead: &OpenAhead, context: &TableContext) {
+        while ahead.is_due(context.shared.device()) {
+            ahead.open_next(context.shared.device());
+        }
+    }
+
+    #[test]
+    fn all_are_opened_once_somebody_reads_but_for_those_that_are_gone() {
+        let (context, mut tables) = tables();
+        let ahead = OpenAhead::default();
+        ahead.plan(tables.clone(), u64::MAX);
+        let gone = tables.remove(0);
+        context.unregister(gone.file_number(), &[]);
+        drop(gone);
+        open_all(&ahead, &context);
+        assert!(tables.iter().all(|table| !table.is_open()), "nobody reads");
+        drop(context.shared.device().waiting_read());
+        ahead.open_next(context.shared.device());
+        ahead.open_next(context.shared.device());
+        // The newest has no file, which its first user will be told.
+        let (newest, others) = tables.split_last().unwrap();
+        assert!(!newest.is_open());
+        assert!(others.last().unwrap().is_open() && !others[0].is_open());
+        open_all(&ahead, &context);
+        assert!(others.iter().all(|table| table.is_open()));
+        assert!(newest.reader().is_err());
+    }
+
+    #[test]
+    fn indexes_beyond_the_limit_wait_for_their_readers() {
+        let (context, tables) = tables();
+        drop(context.shared.device().waiting_read());
+        tables[0].reader().unwrap();
+        let index_bytes = tables[0].resident_index_bytes();
+        assert!(index_bytes > 0);
+        let ahead = OpenAhead::default();
+        ahead.plan(tables.clone(), 3 * index_bytes);
+        open_all(&ahead, &context);
+        // The one that passed the limit is open as well.
+        let open = tables.iter().filter(|table| table.is_open()).count();
+        assert_eq!(open, 1 + 3 + 1);
+        assert!(!tables[1].is_open());
+    }
+}
