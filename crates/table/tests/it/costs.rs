@@ -6,6 +6,7 @@ use lightkv_table::{
     hash_key,
 };
 use std::cmp::Reverse;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 fn key(number: u64) -> Vec<u8> {
@@ -424,4 +425,83 @@ fn keys_and_moments_out_of_range_do_not_even_ask_the_leaf() {
     assert_eq!(shared.counters().leaf_probes, 0);
     assert!(get(&reader, &key(5), 1_000_005).is_some());
     assert_eq!(shared.counters().leaf_probes, 1);
+}
+
+/// Who writes a table may leave it to somebody else to tell the cache, which knows nothing until then.
+#[test]
+fn what_is_cached_stands_for_a_rewritten_table_once_the_cache_is_told() {
+    const RECORDS: u64 = 2_000;
+    const CACHED: u64 = 50;
+    let vfs = memory();
+    let shared = Arc::new(TableShared::new(256 << 10, 16));
+    let key = |number: u64| number.to_be_bytes();
+    let value = [7; 1024];
+    let path = |table: u64| PathBuf::from(format!("store/{table}.table"));
+    let open = |table: u64| {
+        let shared = Arc::clone(&shared);
+        TableReader::open(
+            Arc::clone(&vfs),
+            path(table),
+            table,
+            options(),
+            None,
+            shared,
+        )
+        .unwrap()
+    };
+    let write = |table: u64, is_later: bool| {
+        let shared = Arc::clone(&shared);
+        let writer = TableWriter::create_shared(
+            Arc::clone(&vfs),
+            path(table),
+            table,
+            options(),
+            shared,
+            None,
+        );
+        let mut writer = writer.unwrap();
+        if is_later {
+            writer.carry_later();
+        }
+        for number in 0..RECORDS {
+            writer
+                .add(&key(number), number + 1, EntryKind::Put, &value)
+                .unwrap();
+            if table == 1 && number < CACHED {
+                writer.cache_last(EntryKind::Put, &value);
+            }
+        }
+        writer.finish().unwrap()
+    };
+    let reads_of_cached = |reader: &TableReader| {
+        let before = shared.counters().table_reads;
+        for number in 0..CACHED {
+            let found = get(reader, &key(number), u64::MAX).unwrap();
+            assert_eq!(found, (number + 1, EntryKind::Put, value.to_vec()));
+        }
+        shared.counters().table_reads - before
+    };
+    // A table that the cache cannot hold: gets leave records.
+    write(9, false);
+    let _large = open(9);
+    let first = write(1, false);
+    assert!(first.key_sequences.is_empty());
+    assert_eq!(reads_of_cached(&open(1)), 0);
+    assert!(write(2, false).key_sequences.is_empty());
+    assert_eq!(reads_of_cached(&open(2)), 0, "told by the writer");
+    let third = write(3, true);
+    assert_eq!(third.key_sequences.len(), RECORDS as usize);
+    shared.carry_records(3, &third.key_hashes, &third.key_sequences);
+    assert_eq!(reads_of_cached(&open(3)), 0, "told by the caller");
+    let fourth = write(4, true);
+    let newer: Vec<u64> = fourth.key_sequences.iter().map(|it| it + RECORDS).collect();
+    assert!(reads_of_cached(&open(4)) >= CACHED / 2, "nobody has told");
+    shared.carry_records(4, &fourth.key_hashes, &newer);
+    let before = shared.counters().table_reads;
+    assert!(get(&open(3), &key(0), u64::MAX).is_some());
+    assert_eq!(
+        shared.counters().table_reads,
+        before + 1,
+        "an older version went"
+    );
 }
