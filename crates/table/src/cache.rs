@@ -142,6 +142,8 @@ const FILL_RAISE_PART: u64 = 16;
 const FILL_RAISE_GAP_PART: u64 = 32;
 /// What is given up at once of chunks when entries became shorter, as a part of the capacity.
 const SHORTER_PART: u64 = 16;
+/// So many entries are looked at before others are given way to, some 10 us of work.
+const SWEPT_AT_ONCE: usize = 64;
 /// The lowest it gets, as a part of the capacity. Long blocks leave most holes.
 const FILL_PART_MIN: u64 = 2;
 
@@ -211,6 +213,11 @@ pub(crate) struct TableCache {
     line_hints_bytes: u64,
     /// A record was ever kept.
     has_records: AtomicBool,
+    /// How often chunks were given up, and how often of these what lay in them was removed. Relaxed: hints.
+    given_up: AtomicU64,
+    swept: AtomicU64,
+    /// Held by who removes it.
+    sweeping: Mutex<()>,
 }
 
 impl TableCache {
@@ -234,6 +241,9 @@ impl TableCache {
             slot_bytes: AtomicU64::new(0),
             line_hints_bytes: line_hints_bytes(capacity_bytes),
             has_records: AtomicBool::new(false),
+            given_up: AtomicU64::new(0),
+            swept: AtomicU64::new(0),
+            sweeping: Mutex::new(()),
         }
     }
 
@@ -280,7 +290,7 @@ impl TableCache {
         }
     }
 
-    /// Changes the capacity. What is too much goes at once, but for what readers hold.
+    /// Changes the capacity. What is too much goes at once, but for what readers hold and what the next [`TableCache::sweep`] removes.
     pub(crate) fn set_capacity_bytes(&self, capacity_bytes: u64) {
         let Some(entries) = &self.entries else { return };
         let mut fill = self.fill.lock();
@@ -288,31 +298,60 @@ impl TableCache {
         // As full as it was.
         let part = fill.bytes as f64 / before.max(1) as f64;
         fill.set(entries, (capacity_bytes as f64 * part) as u64);
+        drop(fill);
         self.give_up_chunks(entries, capacity_bytes);
         self.miniatures.set_capacity_bytes(self.reachable_bytes());
     }
 
-    /// Leaves no more chunks than a capacity allows beside the policy.
+    /// Leaves no more chunks than a capacity allows beside the policy. What lies in the others is found until it is swept.
     fn give_up_chunks(&self, entries: &Entries, capacity_bytes: u64) {
         let policy_bytes = self.policy_bytes(entries);
         if self
             .memory
             .give_up(capacity_bytes.saturating_sub(policy_bytes))
         {
-            let stays = |key: &CacheKey, cached: &Cached| {
-                let stays = cached.bytes().is_none_or(|bytes| !bytes.is_leaving());
-                if !stays {
-                    cached.left(key, &self.cached_blocks);
-                }
-                stays
-            };
-            entries.retain(stays);
+            self.given_up.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Removes what lies in chunks that were given up, so that their memory returns to the system. Looks at all entries, one after the
+    /// other, a tenth of a microsecond each, and holds no lock for longer than that: who gets or stores meanwhile does not wait. `give_way` is called now and
+    /// then. For background threads.
+    pub(crate) fn sweep(&self, mut give_way: impl FnMut()) {
+        let Some(entries) = self.entries.as_ref().filter(|_| self.wants_sweep()) else {
+            return;
+        };
+        let Some(_sweeping) = self.sweeping.try_lock() else {
+            return;
+        };
+        // What is given up from here on waits for the next time.
+        let given_up = self.given_up.load(Ordering::Relaxed);
+        let is_leaving = |cached: &Cached| cached.bytes().is_some_and(SharedBytes::is_leaving);
+        for (at, (key, cached)) in entries.iter().enumerate() {
+            if at.is_multiple_of(SWEPT_AT_ONCE) {
+                give_way();
+            }
+            // Another may have taken its place since.
+            if is_leaving(&cached)
+                && let Some((key, cached)) = entries.remove_if(&key, is_leaving)
+            {
+                cached.left(&key, &self.cached_blocks);
+            }
+        }
+        self.swept.store(given_up, Ordering::Relaxed);
+    }
+
+    fn wants_sweep(&self) -> bool {
+        self.given_up.load(Ordering::Relaxed) != self.swept.load(Ordering::Relaxed)
     }
 
     /// Puts bytes into the cache's memory; `None` if there is no room. Room is made then for those who come later.
     fn store(&self, entries: &Entries, parts: &[&[u8]]) -> Option<SharedBytes> {
         let capacity_bytes = self.capacity_bytes.load(Ordering::Relaxed);
+        if self.wants_sweep() && self.memory_bytes() > capacity_bytes {
+            // Until it is swept.
+            return None;
+        }
         let may_map = |bytes: u64| {
             self.memory_bytes() + bytes + headroom_bytes(capacity_bytes) <= capacity_bytes
         };
@@ -323,7 +362,7 @@ impl TableCache {
                 self.fill.lock().raise(entries, capacity_bytes);
                 if self.memory_bytes() > capacity_bytes {
                     // Entries became shorter, and so more: their chunks are too many. Noticeably fewer, because
-                    // all entries are looked at for that.
+                    // all entries will be looked at for that.
                     let part_bytes = capacity_bytes / SHORTER_PART;
                     self.give_up_chunks(entries, capacity_bytes - part_bytes);
                 }
@@ -710,6 +749,7 @@ mod tests {
                 keys.filter(|&key| cache.cached_blocks.may_have(key) && !cache.has_block(key));
             assert!(in_vain.count() < 500);
             cache.set_capacity_bytes(50_000);
+            cache.sweep(|| ());
             assert!(cache.used_bytes() <= 50_000);
             assert!(cache.memory_bytes() <= 50_000);
         }
@@ -869,6 +909,7 @@ mod tests {
                             .is_some(),
                     );
                 }
+                cache.sweep(|| ());
                 let noticed_bytes = FILL_RAISE_ENTRIES * ENTRY_BYTES;
                 assert!(cache.memory_bytes() <= capacity_bytes + noticed_bytes);
             }
@@ -884,6 +925,29 @@ mod tests {
         }
     }
 
+    /// What is given up waits for the sweep, and what is new for that, before there is more of it than may be.
+    #[test]
+    fn it_keeps_its_limit_while_nobody_sweeps() {
+        let capacity_bytes = 8 << 20;
+        let cache = TableCache::new(capacity_bytes);
+        for number in 0..4000 {
+            cache.insert_block((1, number), block(&[0; 4000]));
+        }
+        let mut numbers = 0..u64::MAX;
+        let mut keeps = || {
+            let number = numbers.next().unwrap();
+            cache.insert_record(7, number << 1, b"key", put(1, &[5; 100]));
+            let noticed_bytes = FILL_RAISE_ENTRIES * ENTRY_BYTES;
+            assert!(cache.memory_bytes() <= capacity_bytes + noticed_bytes);
+            cache.record(7, number << 1, b"key", 1).is_some()
+        };
+        let kept = (0..20_000).filter(|_| keeps()).count();
+        assert!(kept < 15_000, "{kept}");
+        assert!(!keeps());
+        cache.sweep(|| ());
+        assert!((0..100).all(|_| keeps()));
+    }
+
     /// A cache that shrinks gives its memory back, but for what somebody holds.
     #[test]
     fn what_it_gives_up_returns_to_the_system() {
@@ -897,6 +961,10 @@ mod tests {
         }
         assert!(cache.memory_bytes() > capacity_bytes * 8 / 10);
         cache.set_capacity_bytes(capacity_bytes / 4);
+        let mut pauses = 0;
+        cache.sweep(|| pauses += 1);
+        assert!(pauses > 5, "{pauses}");
+        cache.sweep(|| panic!("nothing was given up since"));
         let held_bytes = (held.len() * chunk_bytes(capacity_bytes)) as u64;
         assert!(cache.memory_bytes() <= capacity_bytes / 4 + held_bytes);
         drop(held);

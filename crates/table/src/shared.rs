@@ -168,11 +168,18 @@ impl TableShared {
         self.cache.capacity_bytes()
     }
 
-    /// Changes the limit of the cache, in bytes, and evicts what is too much. Without effect if the cache
-    /// was made with a limit of 0.
+    /// Changes the limit of the cache, in bytes, and evicts what is too much; its memory returns with the next
+    /// [`TableShared::sweep_cache`]. Without effect if the cache was made with a limit of 0.
     pub fn set_cache_capacity_bytes(&self, cache_bytes: u64) {
         self.cache.set_capacity_bytes(cache_bytes);
         self.bound_read_buffers(&mut self.read_buffers.lock());
+    }
+
+    /// Removes what lies in memory that the cache gives up, which otherwise does not return to the system. One load if there is none; else it looks
+    /// at all that is cached, for a tenth of a second in a cache of a gigabyte, and nobody waits for it. To be called every tenth of a second or so, by
+    /// a background thread.
+    pub fn sweep_cache(&self) {
+        self.cache.sweep(|| self.give_way());
     }
 
     /// Says what the limit of the cache can become as it fills, in bytes: whether gets leave blocks or records goes by that.

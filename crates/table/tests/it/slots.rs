@@ -81,6 +81,7 @@ fn what_leaves_the_cache_is_not_kept_in_slots() {
     assert!(shared.cache_memory_bytes() > reader.file_len_bytes());
     // Slots are looked at only while all tables fit, so the reader is asked for little less than that.
     shared.set_cache_capacity_bytes(CACHE_BYTES / 8);
+    shared.sweep_cache();
     assert!(shared.cache_memory_bytes() <= CACHE_BYTES / 8);
     check(&reader, &model, 7);
     shared.set_cache_capacity_bytes(CACHE_BYTES);
@@ -128,5 +129,6 @@ fn threads_find_what_others_evict() {
     });
     reader.forget_blocks();
     shared.set_cache_capacity_bytes(CACHE_BYTES / 64);
+    shared.sweep_cache();
     assert!(shared.cache_memory_bytes() <= CACHE_BYTES / 64 + (64 << 10));
 }

@@ -541,8 +541,12 @@ impl Background {
             })
         });
         let is_done = result.is_ok();
+        // By a thread of low priority.
+        let is_merge = matches!(job, Job::Compact(_));
         self.finish(store, job, result);
-        store.balance_memory();
+        if !is_merge {
+            store.balance_memory();
+        }
         is_done
     }
 

@@ -280,7 +280,8 @@ impl Store {
         }
     }
 
-    /// Gives buffer and cache their shares of what the rest leaves of the budget.
+    /// Gives buffer and cache their shares of what the rest leaves of the budget. Takes locks that readers and writers may wait for: not for
+    /// threads of low priority.
     pub(crate) fn balance_memory(&self) {
         if self.balance.is_due() {
             let others_bytes = self.memory_parts().beside_buffer();
@@ -297,6 +298,7 @@ impl Store {
             if shared.cache_capacity_bytes().abs_diff(capacity_bytes) > capacity_bytes / 64 {
                 shared.set_cache_capacity_bytes(capacity_bytes);
             }
+            shared.sweep_cache();
         }
     }
 }
