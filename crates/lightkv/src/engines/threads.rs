@@ -1,10 +1,18 @@
-//! Sharing work out between the threads of a recovery.
+//! Sharing work out between the threads of a recovery, and priorities of those that work in the background.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
 use crate::Result;
+
+/// Lets the calling thread have less of the processor than others, by its nice value: what wakes it does not give way to it. A hint.
+pub(crate) fn lower_priority(nice: i32) {
+    // Of the calling thread, on Linux.
+    if let Err(error) = rustix::process::setpriority_process(None, nice) {
+        tracing::debug!(%error, nice, "cannot lower the priority of a thread");
+    }
+}
 
 /// How many threads read records back: as many as the process may use.
 pub(crate) fn thread_count() -> usize {

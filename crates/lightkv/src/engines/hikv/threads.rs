@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 use super::sampler::{Sampler, Totals};
 use super::update_queue::{Stopped, UpdateQueues};
 use super::wake::Event;
+use crate::engines::threads::lower_priority;
 
 /// How many threads there are, and for what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +48,9 @@ const NAP: Duration = Duration::from_micros(500);
 /// naps, so that more come together, and leaves the processor to others. With each request applied as it came a request took as long as
 /// the writers took for one, whatever that was.
 const GATHERED_MIN: usize = 32;
+/// Nice value of the threads. At the usual priority one that wakes from a nap took the processor of the writer whose request woke it for 1.5 ms, beside one
+/// that was idle; so it is left for the idle one. Who waits for a request to be applied sleeps, or applies it.
+const INDEX_NICE: i32 = 5;
 /// Naps without any request before a thread sleeps.
 const NAPS_MAX: u32 = 40;
 /// Shortest window of sampling.
@@ -114,6 +118,7 @@ impl BackEnd {
             let crew = Arc::clone(&crew);
             let thread = std::thread::Builder::new().name(format!("hikv-index-{number}"));
             back_end.threads.push(thread.spawn(move || {
+                lower_priority(INDEX_NICE);
                 if number == 0 {
                     crew.conduct();
                 } else {

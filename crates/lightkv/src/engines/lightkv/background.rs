@@ -8,13 +8,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use rustix::process::setpriority_process;
 
 use super::compaction::Installation;
 use super::partition::Partition;
 use super::readers::{collect_garbage, settle_garbage};
 use super::store::Store;
 use super::table_set::NewRecords;
+use crate::engines::threads::lower_priority;
 use crate::error::Shortage;
 use crate::{Error, Result};
 
@@ -484,11 +484,8 @@ impl Background {
     }
 
     fn run(&self, store: &Arc<Store>, role: Role) {
-        if role.merges()
-            && let Err(error) = setpriority_process(None, COMPACTION_NICE)
-        {
-            // Of the calling thread, on Linux. It only makes merges more noticeable.
-            tracing::debug!(%error, "cannot lower the priority of merges");
+        if role.merges() {
+            lower_priority(COMPACTION_NICE);
         }
         while let Some(job) = self.next(store, role) {
             self.perform(store, job);
