@@ -35,6 +35,9 @@ static ZEROS: [u8; ZEROS_LEN_BYTES] = [0; ZEROS_LEN_BYTES];
 /// Smallest unit in which a file system leaves holes; see [`fill_holes`].
 const BLOCK_LEN_BYTES: usize = 4096;
 
+/// Room is made for so many descriptors at most, which takes 512 KiB of the kernel: a program that allows any number of files does not mean that.
+const DESCRIPTORS_MAX: u64 = 1 << 16;
+
 /// The file system of the operating system. Stateless: all instances are equal.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealVfs;
@@ -164,10 +167,11 @@ impl Vfs for RealVfs {
     /// 129th and 257th file of a process with threads took whoever opened it, and all who opened others meanwhile, 10 ms.
     fn expect_open_files(&self, count: usize) {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let last = (count as u64)
-            .min(limit.unwrap_or(u64::MAX))
-            .saturating_sub(1);
-        if let (Ok(file), Ok(last)) = (File::open("/dev/null"), i32::try_from(last)) {
+        let count = (count as u64)
+            .min(DESCRIPTORS_MAX)
+            .min(limit.unwrap_or(u64::MAX));
+        let last = i32::try_from(count.saturating_sub(1));
+        if let (Ok(file), Ok(last)) = (File::open("/dev/null"), last) {
             // A descriptor that is at least so high, for a moment. The table never becomes shorter.
             let _ = rustix::io::fcntl_dupfd_cloexec(&file, last);
         }
@@ -798,7 +802,8 @@ mod tests {
             name.to_str().unwrap().parse::<u64>().unwrap()
         });
         assert!(highest.max().unwrap() < 699);
-        // More than any process may have.
+        // Any number.
         RealVfs.expect_open_files(usize::MAX);
+        assert!(slots() <= 2 * DESCRIPTORS_MAX, "{}", slots());
     }
 }

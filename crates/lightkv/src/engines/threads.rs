@@ -8,8 +8,13 @@ use crate::Result;
 
 /// Lets the calling thread have less of the processor than others, by its nice value: what wakes it does not give way to it. A hint.
 pub(crate) fn lower_priority(nice: i32) {
-    // Of the calling thread, on Linux.
-    if let Err(error) = rustix::process::setpriority_process(None, nice) {
+    use rustix::process::{getpriority_process, setpriority_process};
+    // Of the calling thread, on Linux. A program that runs at a lower one keeps it.
+    let outcome = getpriority_process(None).and_then(|now| match now < nice {
+        true => setpriority_process(None, nice),
+        false => Ok(()),
+    });
+    if let Err(error) = outcome {
         tracing::debug!(%error, nice, "cannot lower the priority of a thread");
     }
 }
