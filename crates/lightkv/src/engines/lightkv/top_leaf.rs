@@ -69,6 +69,9 @@ const REGULAR_PER_EXTRA: usize = 20;
 /// The share of the slots that is in use when the first insertion fails, in percent.
 const LOAD_PERCENT: usize = 90;
 
+/// A table that begins with such a part of its entries will have some in nearly every page.
+const FAULTED_IN_PART: usize = 16;
+
 /// Slots are numbered by 32 bits.
 const CAPACITY_MAX_ENTRIES: usize = 1 << 31;
 
@@ -284,8 +287,11 @@ impl TopLeaf {
         slice_base_bytes: u32,
         entries: impl IntoIterator<Item = (u32, u32, u64)>,
     ) -> TopLeaf {
+        let entries = entries.into_iter();
         let mut leaf = TopLeaf::new(capacity_entries, slice_base_bytes);
-        fault_in(&mut leaf.buckets);
+        if entries.size_hint().0 >= capacity_entries / FAULTED_IN_PART {
+            fault_in(&mut leaf.buckets);
+        }
         for (signature, slice, offset) in entries {
             // Even if all signatures are equal the extra buckets can take them in the end.
             while leaf.push(signature, slice, offset).is_err() {
