@@ -14,7 +14,7 @@
 //! ages out. What is in here was checked against its checksum when it was read, or was put here by who wrote it (indexes of
 //! new tables, records of flushes).
 //!
-//! REWRITES. A record that a merge copies to another table stands for that one too from then on, while the merge is not through also
+//! REWRITES. A record that is copied to another table stands for that one too once the cache is told, while the merge is not through also
 //! still for the one it came from; a version that a newer one lies above goes ([`TableCache::carry_record`]). So what is read often
 //! stays cached while its tables come and go.
 //!
