@@ -65,7 +65,7 @@ numbers! {
         /// Merges of tables.
         compactions,
         /// Those of them that scans had paid for: scans met several runs of tables, and reads of that cost
-        /// as much as the merge.
+        /// as much as the merge, or an eighth of it where the store was at rest.
         scan_compactions,
         /// Tables that changed their weight without being rewritten: they did not overlap.
         table_moves,
@@ -171,8 +171,9 @@ numbers! {
         spare_bytes,
         /// Background work that waits, in bytes of its input.
         pending_bytes,
-        /// Flushes, merges and looks for garbage that wait or run, and whether there are range deletions to be finished. While this and `pending_bytes` are 0, the
-        /// tables stay as they are until somebody writes, or drops a snapshot or scan.
+        /// Flushes, merges and looks for garbage that wait or run, whether there are range deletions to be finished, and whether merges for scans wait for
+        /// a second without reads and flushes. While this and `pending_bytes` are 0, the tables stay as they are until somebody writes or scans, or
+        /// drops a snapshot or scan.
         pending_jobs,
     }
 }

@@ -107,6 +107,12 @@ impl DeviceTurns {
         self.reads.begun.load(Ordering::Relaxed) != 0
     }
 
+    /// How many of them there have been.
+    #[inline]
+    pub fn reads_begun(&self) -> u64 {
+        self.reads.begun.load(Ordering::Relaxed)
+    }
+
     /// Does a transfer of at most [`PIECE_BYTES`] in the background: at once if nobody reads, otherwise when it is its turn. The caller
     /// holds no lock that a reader or a writer may wait for.
     pub fn transfer<R>(&self, urgency: Urgency, transfer: impl FnOnce() -> R) -> R {

@@ -222,6 +222,39 @@ fn a_merge_of_new_runs_for_scans_keeps_their_deletes() {
     db.close().unwrap();
 }
 
+/// Scans that have paid a part of a merge get it when nobody asks anything of the store any more, and those that come back find it made. A store
+/// that nobody scans is left as it is.
+#[test]
+fn what_scans_have_begun_to_pay_for_is_merged_at_rest() {
+    const RECORDS: u64 = 6_000;
+    const LOADS: u64 = 4;
+    let db = small(1).compaction_size(64).open("/store").unwrap();
+    for first in 0..LOADS {
+        load(&db, (first..RECORDS).step_by(LOADS as usize));
+    }
+    let tables = db.stats().levels.tables;
+    assert!(tables >= LOADS, "{tables}");
+    std::thread::sleep(Duration::from_millis(1500));
+    settle(&db);
+    assert_eq!(db.stats().counters.compactions, 0, "nobody scans");
+
+    for at in 0..60 {
+        let first = at * 48_271 % (RECORDS - 60);
+        let entries = db.scan(key(first).as_bytes()..);
+        for (entry, number) in entries.zip(first..).take(20) {
+            assert_eq!(*entry.unwrap().0, *key(number).as_bytes());
+        }
+    }
+    assert_eq!(db.stats().counters.compactions, 0, "not paid in full");
+    settle(&db);
+    let counters = db.stats().counters;
+    assert_eq!(counters.compactions, counters.scan_compactions);
+    assert!(counters.scan_compactions > 0 && db.stats().levels.tables < tables);
+    check_load(&db, RECORDS);
+
+    db.close().unwrap();
+}
+
 /// A load in key order is written once, and a read of it asks one table.
 fn check_sequential(name: &str, leaves: usize, records: u64, order: impl Iterator<Item = u64>) {
     let db = small(leaves).open("/store").unwrap();

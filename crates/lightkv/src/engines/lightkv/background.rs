@@ -112,6 +112,8 @@ enum Job {
     Ranges,
     /// Join cold partitions.
     Join,
+    /// See what is worth doing now that nobody asks anything of the store.
+    Rest,
 }
 
 /// What a thread does.
@@ -222,7 +224,13 @@ impl Queue {
                 return Some(Job::Consider(partition));
             }
         }
-        (role == Role::Keeper && store.may_sweep()).then_some(Job::Sweep)
+        if role != Role::Keeper {
+            return None;
+        }
+        if store.may_sweep() {
+            return Some(Job::Sweep);
+        }
+        (store.rest.is_asked() && self.is_quiet() && store.is_at_rest()).then_some(Job::Rest)
     }
 }
 
@@ -419,6 +427,7 @@ impl Background {
         waiting as u64
             + queue.running
             + u64::from(queue.joins)
+            + u64::from(store.rest.is_asked())
             + u64::from(store.may_sweep())
             + u64::from(store.has_ranges_to_purge())
     }
@@ -531,6 +540,10 @@ impl Background {
             Job::Settle(through) => store.settle_replayed(*through),
             Job::Ranges => store.work_on_ranges(),
             Job::Join => store.join_cold_partitions(),
+            Job::Rest => {
+                store.work_at_rest();
+                Ok(())
+            }
         }))
         .unwrap_or_else(|_| {
             Err(Error::Poisoned {

@@ -246,6 +246,7 @@ impl Store {
             Ordering::Relaxed,
         );
         for part in [left, right] {
+            joined.scan_account.inherit(&part.scan_account, 1);
             let retained = part.retained_garbage.load(Ordering::Relaxed);
             joined
                 .retained_garbage

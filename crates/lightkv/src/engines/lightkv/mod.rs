@@ -21,7 +21,7 @@
 //! | `tree`, `partition`, `top_leaf`, `sorted_view` | the radix-hash tree and what hangs in it |
 //! | `buffer`, `record_layout` | the write buffer and its records |
 //! | `room` | growing, splitting, freezing leaves |
-//! | `flush`, `compaction`, `background`, `pacing`, `patience` | what happens behind the writers' backs |
+//! | `flush`, `compaction`, `background`, `pacing`, `patience`, `rest` | what happens behind the writers' backs |
 //! | `recovery`, `checkpoint`, `pool_image` | how what survives comes back; `engines/manifest` has the rest |
 //! | `delete_range`, `range_deletions` | deleting all keys of a range |
 //! | `table_set`, `open_ahead`, `spare_tables` | the tables of the store, and their files |
@@ -83,6 +83,7 @@ mod read;
 mod read_marks;
 mod record_layout;
 mod recovery;
+mod rest;
 mod room;
 mod run_source;
 mod scan;

@@ -260,6 +260,7 @@ impl Store {
         let now = self.flushed_bytes.load(Ordering::Relaxed);
         for half in &halves {
             half.busy_at_bytes.store(now, Ordering::Relaxed);
+            half.scan_account.inherit(&partition.scan_account, 2);
             half.lock().flushing = !view.frozen.is_empty();
         }
         view.frozen.iter().for_each(|leaf| leaf.share_flush());

@@ -26,6 +26,7 @@ use super::range_deletions::{RangeList, Retention};
 use super::range_purge::PurgeSchedule;
 use super::read_marks::ReadMarks;
 use super::readers::collect_garbage;
+use super::rest::Rest;
 use super::scan_lengths::ScanLengths;
 use super::sizes::Sizes;
 use super::snapshots::Snapshots;
@@ -93,6 +94,7 @@ pub(crate) struct Store {
     pub(crate) pacing: Pacing,
     pub(crate) balance: Balance,
     pub(crate) background: Background,
+    pub(crate) rest: Rest,
     pub(crate) health: Health,
     pub(crate) next_file_number: AtomicU64,
     /// Held while the manifest learns where the journal's history begins, so that it only moves on.
@@ -186,6 +188,7 @@ impl Store {
             ),
             balance: Balance::default(),
             background: Background::new(),
+            rest: Rest::default(),
             health: Health::default(),
             next_file_number: AtomicU64::new(parts.next_file_number),
             releasing: Mutex::new(()),

@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering;
 
 use super::manifest::TableMetadata;
 use super::partition::{Partition, PartitionTable, Writer};
+use super::scan_account::REST_DISCOUNT;
 use super::store::Store;
 use super::table_list::{TableList, runs};
 use crate::db::KeyRange;
@@ -80,7 +81,7 @@ impl Store {
     ) -> Option<Plan> {
         let account = &partition.scan_account;
         let paid_bytes = account.paid_bytes();
-        if paid_bytes == 0 {
+        if !account.has_credit() {
             account.set_price(0);
             return None;
         }
@@ -89,15 +90,51 @@ impl Store {
             account.put_off();
             return None;
         }
-        match self
-            .policy()
-            .choose_for_scans(tables, &partition.lower, paid_bytes)
-        {
+        let choose = |bytes| {
+            self.policy()
+                .choose_for_scans(tables, &partition.lower, bytes)
+        };
+        let price_bytes = match choose(paid_bytes) {
+            ForScans::Paid(plan) => return Some(plan),
+            ForScans::Price(bytes) => bytes,
+        };
+        let table_bytes = (tables.iter())
+            .map(|listed| listed.table.metadata.file_len_bytes)
+            .sum();
+        let allowed_bytes = account.allowed_at_rest_bytes(table_bytes);
+        // The next look is due when that, or what was paid, is enough.
+        let missing_bytes = price_bytes.saturating_sub(allowed_bytes);
+        let look_at_bytes = match missing_bytes {
+            0 => price_bytes,
+            _ => price_bytes.min(paid_bytes.saturating_add(missing_bytes / REST_DISCOUNT + 1)),
+        };
+        account.set_price(look_at_bytes);
+        if missing_bytes > 0 || self.background.is_inline() {
+            return None;
+        }
+        if !self.is_at_rest() {
+            self.rest.ask();
+            return None;
+        }
+        match choose(allowed_bytes) {
             ForScans::Paid(plan) => Some(plan),
-            ForScans::Price(bytes) => {
-                account.set_price(bytes);
-                None
-            }
+            ForScans::Price(_) => None,
+        }
+    }
+
+    /// Whether nobody asks much of the store.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let flushes = self.counters.flushes.load(Ordering::Relaxed);
+        let reads = self.tables.shared.device().reads_begun();
+        self.rest.has_come(flushes, reads)
+    }
+
+    /// Considers all partitions: the store rests, and some of them have asked for that.
+    pub(crate) fn work_at_rest(&self) {
+        // Before they ask again.
+        self.rest.answer();
+        for partition in self.partitions() {
+            self.consider_compaction(&partition);
         }
     }
 
@@ -378,6 +415,7 @@ impl Store {
         };
         counter.fetch_add(count, Ordering::Relaxed);
         if plan.action == Action::Gather {
+            partition.scan_account.merged(input_bytes(plan));
             let counter = &self.counters.scan_compactions;
             counter.fetch_add(1, Ordering::Relaxed);
         }
@@ -411,12 +449,15 @@ fn merge_bytes(plan: &Plan) -> u64 {
         // Nobody is slowed for what a range deletion has left, or for what scans want: that is done as time
         // permits.
         Action::Move | Action::Gather | Action::Drop | Action::Rewrite => 0,
-        Action::Merge => plan
-            .inputs
-            .iter()
-            .map(|listed| listed.table.metadata.file_len_bytes)
-            .sum(),
+        Action::Merge => input_bytes(plan),
     }
+}
+
+fn input_bytes(plan: &Plan) -> u64 {
+    let tables = plan.inputs.iter();
+    tables
+        .map(|listed| listed.table.metadata.file_len_bytes)
+        .sum()
 }
 
 /// A change of a partition's tables that is written, and has to be recorded. It holds the claim on the
