@@ -86,8 +86,9 @@ impl Store {
             return None;
         }
         if self.pacing.is_in_debt() {
-            // Writers depend on the merges that are due.
+            // Writers depend on the merges that are due. Nobody may look here again when they are done, but that somebody rests.
             account.put_off();
+            self.ask_for_rest();
             return None;
         }
         let choose = |bytes| {
@@ -109,11 +110,11 @@ impl Store {
             _ => price_bytes.min(paid_bytes.saturating_add(missing_bytes / REST_DISCOUNT + 1)),
         };
         account.set_price(look_at_bytes);
-        if missing_bytes > 0 || self.background.is_inline() {
+        if missing_bytes > 0 {
             return None;
         }
         if !self.is_at_rest() {
-            self.rest.ask();
+            self.ask_for_rest();
             return None;
         }
         match choose(allowed_bytes) {
@@ -122,11 +123,18 @@ impl Store {
         }
     }
 
+    /// Has somebody look at all partitions when the store rests. Without threads it never does: what is merged must not depend on the clock.
+    fn ask_for_rest(&self) {
+        if !self.background.is_inline() {
+            self.rest.ask();
+        }
+    }
+
     /// Whether nobody asks much of the store.
     pub(crate) fn is_at_rest(&self) -> bool {
         let flushes = self.counters.flushes.load(Ordering::Relaxed);
         let reads = self.tables.shared.device().reads_begun();
-        self.rest.has_come(flushes, reads)
+        !self.background.is_inline() && self.rest.has_come(flushes, reads)
     }
 
     /// Considers all partitions: the store rests, and some of them have asked for that.
