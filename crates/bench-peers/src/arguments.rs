@@ -59,7 +59,7 @@ pub(crate) struct Comparison {
     /// Limit of memory in MiB, page cache included, if not the profile's: 2048 times the scale (ssd, pmem), none (memory).
     #[arg(long)]
     pub(crate) memory_mib: Option<u64>,
-    /// LightKV's memory budget in MiB. Default: three quarters of the limit, its own default without one.
+    /// LightKV's memory budget in MiB. Default: seven eighths of the limit, its own default without one.
     #[arg(long)]
     pub(crate) lightkv_budget_mib: Option<u64>,
     #[command(flatten)]

@@ -69,7 +69,7 @@ fn compare(comparison: &Comparison) -> Result<(), Failure> {
     let lightkv_budget_bytes = comparison
         .lightkv_budget_mib
         .map(|mebibytes| mebibytes << 20)
-        .or(sizes.memory_limit_bytes.map(|bytes| bytes / 4 * 3));
+        .or(sizes.memory_limit_bytes.map(|bytes| bytes / 8 * 7));
     // What must be the same for figures to belong together; stores and rounds may be added later.
     let settings = json!({
         "profile": comparison.profile.name(),

@@ -65,7 +65,7 @@ numbers! {
         /// Merges of tables.
         compactions,
         /// Those of them that scans had paid for: scans met several runs of tables, and reads of that cost
-        /// as much as the merge, or an eighth of it where the store was at rest.
+        /// as much as the merge, or a quarter of it where the store was at rest.
         scan_compactions,
         /// Tables that changed their weight without being rewritten: they did not overlap.
         table_moves,

@@ -18,7 +18,7 @@ const READ_BYTES: u64 = 16 << 10;
 /// What one more source is worth whose records are in memory.
 const SOURCE_BYTES: u64 = 2 << 10;
 /// A byte of a merge costs so little of one while the store rests: nobody waits meanwhile, the device is only worn.
-pub(crate) const REST_DISCOUNT: u64 = 8;
+pub(crate) const REST_DISCOUNT: u64 = 4;
 /// So much has to be paid before a look that was put off is taken again.
 const PUT_OFF_BYTES: u64 = 1 << 20;
 
