@@ -43,6 +43,10 @@ pub(crate) struct StoreArguments {
     #[arg(long, global = true, value_name = "BYTES", value_parser = parse_size)]
     pub(crate) memory_budget: Option<u64>,
 
+    /// What data in the pool may take, as 16GiB [default: 40 % of the memory budget; hikv: what the medium has]
+    #[arg(long, global = true, value_name = "BYTES", value_parser = parse_size)]
+    pub(crate) pool_bytes: Option<u64>,
+
     /// Storage engine; a store keeps the one that created it
     #[arg(long, global = true, value_name = "NAME", default_value = "lightkv")]
     pub(crate) engine: EngineKind,

@@ -51,6 +51,9 @@ pub(crate) fn options(arguments: &StoreArguments, pmem_path: Option<&Path>) -> O
     if let Some(directory) = pmem_path {
         options = options.pmem_path(directory);
     }
+    if let Some(bytes) = arguments.pool_bytes {
+        options = options.pool_bytes(bytes);
+    }
     options
 }
 

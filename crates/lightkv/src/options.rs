@@ -79,7 +79,7 @@ pub struct Options {
     pub(crate) compaction_size: usize,
     pub(crate) space_amplification_max: f64,
     pub(crate) max_open_files: usize,
-    pub(crate) pool_bytes: u64,
+    pub(crate) pool_bytes: Option<u64>,
     pub(crate) tuning: Tuning,
     pub(crate) vfs: Arc<dyn Vfs>,
     pub(crate) pool_medium: PoolMedium,
@@ -172,7 +172,7 @@ impl Options {
             compaction_size: 4,
             space_amplification_max: 2.0,
             max_open_files: 512,
-            pool_bytes: 1 << 40,
+            pool_bytes: None,
             tuning: Tuning::default(),
             vfs: Arc::new(RealVfs),
             pool_medium: PoolMedium::default(),
@@ -249,11 +249,18 @@ impl Options {
         self
     }
 
-    /// What the pool of an engine that keeps all its data there may grow to, in bytes; default 1 TiB, so in fact what the
-    /// medium has. At least 16 MiB. Full, the store refuses puts with [`Error::NoSpace`]; reads and deletes go on. The
-    /// engine `lightkv` derives the size of its pool from the memory budget.
+    /// What data in the pool may take, in bytes, at least 16 MiB. May change between opens.
+    ///
+    /// The engine `lightkv`: fresh data, until it is flushed to tables; default 40 % of the memory budget. The more there is room for, the less is
+    /// written to the SSD. The index of that data stays in memory, about 20 bytes a record: where it would take more than a
+    /// quarter of the budget, less of the pool is used. Persistent memory (DAX) is no part of the budget; on tmpfs and in ordinary files the pool's pages
+    /// lie in memory and are counted, so there it has five eighths of the budget at most. Without
+    /// [`pmem_path`](Options::pmem_path) there is no pool, and this is refused with [`Error::InvalidOption`].
+    ///
+    /// An engine that keeps all its data in a pool: default 1 TiB, so in fact what the medium has. Full, the store refuses puts with
+    /// [`Error::NoSpace`]; reads and deletes go on.
     pub fn pool_bytes(mut self, bytes: u64) -> Self {
-        self.pool_bytes = bytes;
+        self.pool_bytes = Some(bytes);
         self
     }
 
@@ -313,8 +320,18 @@ impl Options {
         if self.space_amplification_max.is_nan() || self.space_amplification_max < 1.1 {
             return invalid("space_amplification_max", "1.1 is the least".into());
         }
-        if self.pool_bytes < 16 << 20 {
+        if self.pool_bytes.is_some_and(|bytes| bytes < 16 << 20) {
             return invalid("pool_bytes", "16 MiB are the least".into());
+        }
+        if self.pool_bytes.is_some()
+            && self.engine == EngineKind::LightKv
+            && self.pmem_path.is_none()
+        {
+            return invalid(
+                "pool_bytes",
+                "without pmem_path there is no pool; fresh data takes a part of memory_budget"
+                    .into(),
+            );
         }
         if self.max_open_files < 8 {
             return invalid("max_open_files", "8 are the least".into());

@@ -614,6 +614,12 @@ impl Pool {
         self.max_bytes
     }
 
+    /// From now on the pool grows to no more than that; extents that exist are kept. For who has to know what the pool is made of
+    /// ([`Pool::source_kind`]) to say how large it may be.
+    pub fn lower_max_bytes(&mut self, bytes: u64) {
+        self.max_bytes = self.max_bytes.min(bytes.max(self.size_bytes()));
+    }
+
     /// Work done since the pool was opened, opening included.
     pub fn counters(&self) -> PoolCounters {
         self.counters.sum()

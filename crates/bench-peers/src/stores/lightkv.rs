@@ -11,6 +11,9 @@ use super::{Store, StoreKind, StoreSettings, failed};
 use crate::failure::Failure;
 use crate::measure::space;
 
+/// What a pool on tmpfs may take of a budget that is given, in eighths: the most that the store lets it have there.
+const POOL_EIGHTHS: u64 = 5;
+
 /// An open store under the name that the comparison gives it.
 struct LightKv {
     kind: StoreKind,
@@ -44,6 +47,10 @@ pub(super) fn open(kind: StoreKind, settings: &StoreSettings) -> Result<Box<dyn 
             return Err(Failure::Usage("a pool needs a directory on tmpfs".into()));
         };
         options = options.pmem_path(pool);
+        if let (Some(budget_bytes), None) = (settings.lightkv_budget_bytes, settings.lightkv_shape)
+        {
+            options = options.pool_bytes(budget_bytes / 8 * POOL_EIGHTHS);
+        }
     }
     let db = options.open(&settings.directory).map_err(failed(kind))?;
     let target = LightKvTarget::new(db.clone(), engine, &settings.directory, false);

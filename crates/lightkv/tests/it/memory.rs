@@ -101,8 +101,11 @@ fn child() {
     let budget: u64 = budget.parse().unwrap();
     let directory = Path::new(directory);
     let mut options = Options::new().memory_budget(budget);
-    if pool == "pool" {
+    if pool.ends_with("pool") {
         options = options.pmem_path(directory.join("pool"));
+    }
+    if pool == "large-pool" {
+        options = options.pool_bytes(64 * budget);
     }
     // The program itself, most of which is tests.
     let before_bytes = status_bytes("VmHWM:");
@@ -152,6 +155,59 @@ fn the_budget_holds() {
 #[test]
 fn the_budget_holds_with_a_pool() {
     assert_kept(64 << 20, 100_000, 1024, "pool");
+}
+
+/// Of ordinary files, whose pages lie in memory.
+#[test]
+fn the_budget_holds_with_a_pool_that_was_to_be_larger() {
+    assert_kept(64 << 20, 100_000, 1024, "large-pool");
+}
+
+#[test]
+fn a_pool_holds_what_was_asked_for() {
+    const BUDGET_BYTES: u64 = 64 << 20;
+    const POOL_BYTES: u64 = 40 << 20;
+    const RECORDS: u64 = 24_000;
+    let directory = tempfile::tempdir().unwrap();
+    let options = |name: &str| {
+        Options::new()
+            .memory_budget(BUDGET_BYTES)
+            .pmem_path(directory.path().join(name).join("pool"))
+    };
+    let open = |name: &str, options: Options| options.open(directory.path().join(name)).unwrap();
+    let fill = |db: &Db| {
+        (0..RECORDS).for_each(|number| db.put(shared_key(number), vec![7; 1024]).unwrap());
+    };
+    let flushes = |db: &Db| db.stats().counters.flushes;
+    let db = open("default", options("default"));
+    fill(&db);
+    assert!(flushes(&db) > 0, "the part of the budget is full");
+    db.close().unwrap();
+
+    let db = open("asked", options("asked").pool_bytes(POOL_BYTES));
+    fill(&db);
+    let levels = db.stats().levels;
+    assert_eq!((flushes(&db), levels.tables), (0, 0), "{levels:?}");
+    assert_eq!(levels.buffer_reserved_bytes, POOL_BYTES);
+    db.close().unwrap();
+    // It may be smaller from now on: what is too much is flushed.
+    let db = open("asked", options("asked"));
+    let start = Instant::now();
+    while flushes(&db) == 0 {
+        assert!(start.elapsed() < Duration::from_secs(60), "{levels:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    fill(&db);
+    for number in 0..RECORDS {
+        let value = db.get(shared_key(number)).unwrap().unwrap();
+        assert!(value.len() == 1024 && value[0] == 7);
+    }
+    db.close().unwrap();
+
+    // On ordinary files, whose pages are in memory, it has no more than five eighths of the budget.
+    let db = open("large", options("large").pool_bytes(1 << 40));
+    assert_eq!(db.stats().levels.buffer_reserved_bytes, POOL_BYTES);
+    db.close().unwrap();
 }
 
 #[test]

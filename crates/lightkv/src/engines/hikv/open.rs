@@ -45,6 +45,8 @@ const POOL_DIRECTORY: &str = "pool";
 const PARTITIONS_LOG2: u32 = 8;
 /// Lines of a new table, as a power of two: a page.
 const LINES_LOG2: u32 = 6;
+/// More than any medium has.
+const POOL_BYTES_MAX: u64 = 1 << 40;
 /// The pool grows in steps of this.
 const EXTENT_BYTES: u64 = 32 << 20;
 const SLAB_BYTES: u64 = 64 << 10;
@@ -165,7 +167,9 @@ fn open_pool(
             (SourceRequest::Directory(directory.to_path_buf()), exists)
         }
     };
-    let max_bytes = options.tuning.pool_bytes.unwrap_or(options.pool_bytes);
+    let max_bytes = (options.tuning.pool_bytes)
+        .or(options.pool_bytes)
+        .unwrap_or(POOL_BYTES_MAX);
     let pool_options = PoolOptions {
         source,
         identity: state.store_identity,

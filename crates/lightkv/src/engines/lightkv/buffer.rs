@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lightkv_pmem::{Arena, LineTail, Pool, Run, prefetch_store};
+use lightkv_pmem::{Arena, LineTail, Pool, Run, SourceKind, prefetch_store};
 use lightkv_vfs::Vfs;
 use parking_lot::{Mutex, RwLock};
 
@@ -70,6 +70,11 @@ pub(crate) struct RunHandle {
 pub(crate) struct EncodedHeader {
     bytes: [u8; HEADER_LEN + BATCH_EXTENSION_LEN],
     len: usize,
+}
+
+/// Whether what lies in a pool is no memory of the budget. Emulated persistent memory is memory.
+pub(crate) fn is_persistent_memory(pool: &Pool) -> bool {
+    pool.source_kind() == SourceKind::Dax
 }
 
 impl WriteBuffer {

@@ -8,7 +8,9 @@
 //! A larger buffer is flushed and merged less often, and a cache that nobody reads from is of no use. So the buffer's limit
 //! is raised, up to a bound, to what the cache has not filled, and falls to its guaranteed part as the cache fills. Where
 //! next to nothing is read while much is written, the cache is emptied, too. The limit falls in small steps as far as the buffer is used: beyond it
-//! writers are slowed, and what it held has to be flushed first. With a pool, or a buffer of a fixed size, it stays as it is.
+//! writers are slowed, and what it held has to be flushed first. A buffer of a fixed size stays as it is. One in a
+//! pool has nothing to do with the cache, but the index of what it holds lies in memory: where that would take more than its part, the limit falls in
+//! the same steps.
 //!
 //! The holders, what bounds each, and how it was measured: `docs/internals/memory.md`.
 
@@ -18,6 +20,7 @@ use std::time::Instant;
 
 use lightkv_journal::Journal;
 
+use super::buffer::is_persistent_memory;
 use super::sizes::Sizes;
 use super::store::Store;
 
@@ -40,6 +43,8 @@ const CACHE_HEADROOM_PART: u64 = 16;
 const SHARE_STEPS: u64 = 32;
 /// Next to nothing is read when this many writes come to a read.
 const WRITES_PER_READ_MIN: u64 = 64;
+/// The index of what lies in a pool may take such a part of the budget.
+const POOL_INDEX_PART: u64 = 4;
 /// An index takes about so much for each key of a table that is opened, with what the allocator has beside that.
 const INDEX_BYTES_PER_KEY: u64 = 9;
 /// Indexes of tables that are opened before anybody looks for something there take such a part of the budget at most.
@@ -162,17 +167,36 @@ struct BufferShare {
 }
 
 impl BufferShare {
-    /// The next limit.
+    /// The next limit, where the buffer is memory that the cache could have.
     fn next(&self) -> u64 {
-        let step = (self.max - self.min) / SHARE_STEPS;
+        let step = self.step();
         let cache = match self.is_mostly_written {
             true => self.cache.saturating_sub(step).max(self.cache_headroom),
             // And half of what is not used of the guaranteed part: the limit is back when that is, long before it is needed.
             false => self.cache + self.cache_headroom + self.min.saturating_sub(self.used) / 2,
         };
-        let aim = self.left.saturating_sub(cache).clamp(self.min, self.max);
-        // As far as it is used it falls in steps.
-        let least = self.now.saturating_sub(step).min(self.used);
+        self.towards(self.left.saturating_sub(cache))
+    }
+
+    /// The next limit of a buffer in a pool, where the index of the `used_bytes` that it holds takes `index_bytes` of memory, and may take so
+    /// many.
+    fn next_in_pool(&self, used_bytes: u64, index_bytes: u64, index_bytes_max: u64) -> u64 {
+        // Of few records it says nothing.
+        if index_bytes < index_bytes_max / 2 {
+            return self.max;
+        }
+        let aim = u128::from(used_bytes) * u128::from(index_bytes_max) / u128::from(index_bytes);
+        self.towards(u64::try_from(aim).unwrap_or(u64::MAX))
+    }
+
+    fn step(&self) -> u64 {
+        (self.max - self.min) / SHARE_STEPS
+    }
+
+    /// As far as it is used it falls in steps.
+    fn towards(&self, aim: u64) -> u64 {
+        let aim = aim.clamp(self.min, self.max);
+        let least = self.now.saturating_sub(self.step()).min(self.used);
         aim.max(least.max(self.min)).min(self.max)
     }
 }
@@ -181,7 +205,10 @@ impl Store {
     /// What holds memory now, the cache left out. Walks all partitions.
     pub(crate) fn memory_parts(&self) -> MemoryParts {
         let mut parts = MemoryParts {
-            buffer: self.buffer.memory_bytes(),
+            buffer: match self.has_buffer_in_memory() {
+                true => self.buffer.memory_bytes(),
+                false => 0,
+            },
             journal: self.journal.get().map_or(0, Journal::resident_bytes),
             table_indexes: self.tables.shared.index_bytes(),
             descriptions: self.tables.count() as u64 * DESCRIPTION_BYTES,
@@ -215,9 +242,9 @@ impl Store {
         let flushed_keys: u64 = (self.tables.all().iter())
             .map(|table| table.metadata.entries)
             .sum();
-        let parts = self.memory_parts();
-        let others_bytes = parts.beside_buffer() + flushed_keys * INDEX_BYTES_PER_KEY;
-        self.share_with_buffer(others_bytes, u64::MAX);
+        let mut parts = self.memory_parts();
+        parts.table_indexes += flushed_keys * INDEX_BYTES_PER_KEY;
+        self.share_with_buffer(&parts, u64::MAX);
     }
 
     /// Lets the background threads open the tables that there are, when somebody reads.
@@ -226,26 +253,54 @@ impl Store {
         self.tables.open_ahead.begin(self, index_bytes_max);
     }
 
-    /// Sets the limit of the buffer, where all but buffer and cache hold so much, and the buffer uses what a limit is high enough for.
-    fn share_with_buffer(&self, others_bytes: u64, used_limit_bytes: u64) {
-        if self.has_elastic_buffer() {
-            // Relaxed: a rough number of writes.
-            let reads = self.counters.totals().gets() + self.tables.shared.counters().table_reads;
-            let writes = self.last_sequence.load(Ordering::Relaxed);
-            let is_mostly_written = self.balance.is_mostly_written(reads, writes);
-            let share = self.buffer_share(others_bytes, used_limit_bytes, is_mostly_written);
-            self.set_buffer_limit(share.now, share.next());
+    /// Sets the limit of the buffer, where it and the others hold so much, and it uses what a limit is high enough for.
+    fn share_with_buffer(&self, parts: &MemoryParts, used_limit_bytes: u64) {
+        if !self.has_elastic_buffer() {
+            return;
         }
+        let share = self.buffer_share(parts, used_limit_bytes);
+        let next = match self.pool_directory.is_some() {
+            true => {
+                let index_bytes_max = self.sizes.budget_bytes / POOL_INDEX_PART;
+                share.next_in_pool(self.buffer.used_bytes(), parts.leaves, index_bytes_max)
+            }
+            false => {
+                // Relaxed: a rough number of writes.
+                let reads =
+                    self.counters.totals().gets() + self.tables.shared.counters().table_reads;
+                let writes = self.last_sequence.load(Ordering::Relaxed);
+                let is_mostly_written = self.balance.is_mostly_written(reads, writes);
+                BufferShare {
+                    is_mostly_written,
+                    ..share
+                }
+                .next()
+            }
+        };
+        self.set_buffer_limit(share.now, next);
     }
 
     /// Raises the limit of the buffer if what it holds is the only reason for that, before something is flushed: writers may have filled it
     /// since the last look at the shares.
     pub(crate) fn raise_buffer_limit(&self) {
-        if self.has_elastic_buffer() && self.buffer.limit_bytes() < self.sizes.buffer_bytes_max {
-            let others_bytes = self.memory_parts().beside_buffer();
+        let is_shared = self.has_elastic_buffer() && self.pool_directory.is_none();
+        if is_shared && self.buffer.limit_bytes() < self.buffer_bytes_max() {
             let used_limit_bytes = Sizes::limit_for_use_bytes(self.buffer.used_bytes());
-            let share = self.buffer_share(others_bytes, used_limit_bytes, false);
+            let share = self.buffer_share(&self.memory_parts(), used_limit_bytes);
             self.set_buffer_limit(share.now, share.next().max(share.now));
+        }
+    }
+
+    /// Whether records that were not flushed lie in memory that the budget is for. Persistent memory is none.
+    fn has_buffer_in_memory(&self) -> bool {
+        !is_persistent_memory(self.buffer.pool())
+    }
+
+    /// The highest limit of the buffer. What a pool may have was asked for without knowing what it is made of.
+    fn buffer_bytes_max(&self) -> u64 {
+        match self.pool_directory.is_some() && self.has_buffer_in_memory() {
+            true => self.sizes.pool_in_memory_max_bytes(),
+            false => self.sizes.buffer_bytes_max,
         }
     }
 
@@ -253,22 +308,17 @@ impl Store {
         self.sizes.buffer_bytes_max > self.sizes.buffer_bytes
     }
 
-    fn buffer_share(
-        &self,
-        others_bytes: u64,
-        used_limit_bytes: u64,
-        is_mostly_written: bool,
-    ) -> BufferShare {
+    fn buffer_share(&self, parts: &MemoryParts, used_limit_bytes: u64) -> BufferShare {
         let sizes = &self.sizes;
         BufferShare {
             min: sizes.buffer_bytes,
-            max: sizes.buffer_bytes_max,
+            max: self.buffer_bytes_max(),
             now: self.buffer.limit_bytes(),
             used: used_limit_bytes,
-            left: sizes.budget_bytes.saturating_sub(others_bytes),
+            left: sizes.budget_bytes.saturating_sub(parts.beside_buffer()),
             cache: self.tables.shared.cache_memory_bytes(),
             cache_headroom: sizes.budget_bytes / CACHE_HEADROOM_PART,
-            is_mostly_written,
+            is_mostly_written: false,
         }
     }
 
@@ -284,14 +334,19 @@ impl Store {
     /// threads of low priority.
     pub(crate) fn balance_memory(&self) {
         if self.balance.is_due() {
-            let others_bytes = self.memory_parts().beside_buffer();
+            let parts = self.memory_parts();
+            let others_bytes = parts.beside_buffer();
             let used_limit_bytes = Sizes::limit_for_use_bytes(self.buffer.used_bytes());
-            self.share_with_buffer(others_bytes, used_limit_bytes);
+            self.share_with_buffer(&parts, used_limit_bytes);
             self.buffer.release_surplus();
-            let used_bytes = others_bytes + self.buffer.memory_bytes();
+            let (buffer_bytes, least_buffer_bytes) = match self.has_buffer_in_memory() {
+                true => (self.buffer.memory_bytes(), self.sizes.buffer_bytes),
+                false => (0, 0),
+            };
+            let used_bytes = others_bytes + buffer_bytes;
             let capacity_bytes = cache_capacity_bytes(self.sizes.budget_bytes, used_bytes);
             let shared = &self.tables.shared;
-            let least_used_bytes = others_bytes + self.sizes.buffer_bytes;
+            let least_used_bytes = others_bytes + least_buffer_bytes;
             let reachable_bytes = cache_capacity_bytes(self.sizes.budget_bytes, least_used_bytes);
             shared.set_cache_reachable_bytes(reachable_bytes);
             // Small changes are not worth visiting all shards.
@@ -409,6 +464,41 @@ mod tests {
         // Writers that come find a limit that is high enough all the time.
         assert!((0..720).all(|used| limit(used) >= used));
         assert_eq!(limit(400), 720);
+    }
+
+    /// The limit of a pool falls where the index of its records takes more memory than it may, and stays where that is in proportion.
+    #[test]
+    fn a_pool_holds_what_its_index_leaves_room_for() {
+        const INDEX_MAX: u64 = 100;
+        // A record of so many bytes of the pool for each byte of the index.
+        let settle = |record_bytes: u64| {
+            let mut now = 400;
+            for _ in 0..4 * SHARE_STEPS {
+                let used = now * 7 / 10;
+                now = BufferShare {
+                    now,
+                    max: 40_000,
+                    used: now,
+                    ..share()
+                }
+                .next_in_pool(used, used / record_bytes, INDEX_MAX);
+            }
+            now
+        };
+        assert_eq!(settle(1000), 40_000, "large records");
+        let limit = settle(50);
+        assert!((4_900..=5_100).contains(&limit), "{limit}");
+        assert_eq!(settle(1), 400, "its part of the budget is sure");
+        let falling = BufferShare {
+            now: 40_000,
+            max: 40_000,
+            ..share()
+        };
+        let step = falling.step();
+        assert_eq!(
+            falling.next_in_pool(40_000, 10 * INDEX_MAX, INDEX_MAX),
+            40_000 - step
+        );
     }
 
     #[test]

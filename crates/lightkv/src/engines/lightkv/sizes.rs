@@ -73,6 +73,9 @@ const SEVERAL_MERGES_BUDGET_BYTES_MIN: u64 = 64 << 20;
 /// From this budget on the buffer may use more than its part: in a smaller one there is never much left.
 const ELASTIC_BUDGET_BYTES_MIN: u64 = 64 << 20;
 
+/// What was read is noted of a buffer of so many times the budget; the notes take a 512th of that.
+const MARKED_PER_BUDGET: u64 = 4;
+
 /// Address space is reserved for the whole buffer; a budget without bounds must not ask for all of it.
 const BUFFER_BYTES_MAX: u64 = 1 << 40;
 
@@ -83,6 +86,19 @@ impl Sizes {
             true => 1,
             false => threads,
         }
+    }
+
+    /// What a pool may hold where it lies in memory: no more than five eighths of the budget of what was asked for. Its extents take an eighth
+    /// more, and stay.
+    pub(crate) fn pool_in_memory_max_bytes(&self) -> u64 {
+        let part_bytes = (self.budget_bytes / 8 * 5).max(self.buffer_bytes);
+        self.buffer_bytes_max.min(part_bytes)
+    }
+
+    /// Bytes of the buffer for which it is noted what was read of them. A pool may be much larger than memory: then more keys share a mark.
+    pub(crate) fn marked_bytes(&self) -> u64 {
+        self.buffer_bytes_max
+            .min(self.budget_bytes.saturating_mul(MARKED_PER_BUDGET))
     }
 
     /// The buffer's limits above which its largest partition is flushed.
@@ -106,21 +122,23 @@ impl Sizes {
     }
 
     /// 40 % of the budget buffer records, with a journal up to 75 % while nothing else needs them; at most 20 % are resident journal; the
-    /// cache has what these, the indexes and the work of flushes and compactions leave (`memory.rs`). A pool costs no
-    /// memory of the budget where it is persistent memory, but it may be tmpfs, so it is counted too.
+    /// cache has what these, the indexes and the work of flushes and compactions leave (`memory.rs`). With a pool it is 40 %, or what
+    /// was asked for; that costs memory of the budget only where it is not persistent memory.
     pub(crate) fn new(options: &Options) -> Self {
         let tuning = &options.tuning;
         let budget = options.memory_budget_bytes;
-        let buffer_bytes = tuning
-            .buffer_bytes
-            .unwrap_or((budget / 10 * 4).min(BUFFER_BYTES_MAX));
-        // A pool is media, not memory that a cache could have.
-        let is_elastic = tuning.buffer_bytes.is_none()
-            && options.pmem_path.is_none()
-            && budget >= ELASTIC_BUDGET_BYTES_MIN;
-        let buffer_bytes_max = match is_elastic {
-            true => (budget / 4 * 3).min(BUFFER_BYTES_MAX),
-            false => buffer_bytes,
+        let part_bytes = (budget / 10 * 4).min(BUFFER_BYTES_MAX);
+        let (buffer_bytes, buffer_bytes_max) = match (tuning.buffer_bytes, &options.pmem_path) {
+            (Some(bytes), _) => (bytes, bytes),
+            // A pool is media, not memory that a cache could have.
+            (None, Some(_)) => {
+                let pool_bytes = options.pool_bytes.unwrap_or(part_bytes);
+                (part_bytes.min(pool_bytes), pool_bytes.min(BUFFER_BYTES_MAX))
+            }
+            (None, None) if budget >= ELASTIC_BUDGET_BYTES_MIN => {
+                (part_bytes, (budget / 4 * 3).min(BUFFER_BYTES_MAX))
+            }
+            (None, None) => (part_bytes, part_bytes),
         };
         // Half a chunk of each partition is unused on average.
         let chunk_bytes = u64::from(tuning.chunk_bytes.unwrap_or(if buffer_bytes >= 256 << 20 {

@@ -179,7 +179,7 @@ impl Store {
             frozen_bytes: AtomicU64::new(0),
             snapshots: Snapshots::default(),
             scan_lengths: ScanLengths::default(),
-            read_marks: ReadMarks::new(parts.sizes.buffer_bytes_max),
+            read_marks: ReadMarks::new(parts.sizes.marked_bytes()),
             has_retained_garbage: AtomicBool::new(false),
             counters: EngineCounters::default(),
             pacing: Pacing::new(

@@ -184,7 +184,7 @@ fn a_path_that_cannot_be_a_directory_is_an_error_that_names_it() {
 fn options_out_of_range_are_refused_before_anything_is_touched() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("none");
-    let out_of_range: [(&str, Options); 8] = [
+    let out_of_range: [(&str, Options); 10] = [
         (
             "memory_budget",
             Options::new().memory_budget((16 << 20) - 1),
@@ -196,6 +196,11 @@ fn options_out_of_range_are_refused_before_anything_is_touched() {
         ("compaction_size", Options::new().compaction_size(65)),
         ("max_open_files", Options::new().max_open_files(7)),
         ("max_open_files", Options::new().max_open_files(0)),
+        ("pool_bytes", Options::new().pool_bytes(1 << 30)),
+        (
+            "pool_bytes",
+            Options::new().pmem_path(&path).pool_bytes((16 << 20) - 1),
+        ),
     ];
     for (name, options) in out_of_range {
         let error = options.open(&path).unwrap_err();

@@ -4,13 +4,18 @@ use std::sync::Arc;
 
 use lightkv_pmem::{Pool, PoolOptions, SourceRequest};
 
-use super::super::buffer::WriteBuffer;
+use super::super::buffer::{WriteBuffer, is_persistent_memory};
 use super::super::manifest::ManifestState;
 use super::super::sizes::Sizes;
 use crate::engines::store_directory::FIRST_FILE_NUMBER;
 use crate::error::io;
 use crate::options::PoolMedium;
 use crate::{Error, Options, Result};
+
+/// A pool grows by so much at once, where that is at most this part of the budget.
+const EXTENT_BYTES_MAX: u64 = 32 << 20;
+const EXTENT_BYTES_MIN: u64 = 4 << 20;
+const EXTENTS_PER_BUDGET: u64 = 16;
 
 /// Refuses a pool where the store has none, and none where it has one.
 pub(super) fn check_state(state: &ManifestState, options: &Options) -> Result<()> {
@@ -29,15 +34,18 @@ pub(super) fn check_state(state: &ManifestState, options: &Options) -> Result<()
     })
 }
 
+/// An extent holds its header and table beside its chunks: an eighth more than the buffer is ample.
+fn ample_bytes(buffer_bytes: u64) -> u64 {
+    buffer_bytes + buffer_bytes / 8 + (2 << 20)
+}
+
 fn pool_options(state: &ManifestState, sizes: &Sizes, options: &Options) -> PoolOptions {
     let source = match (&options.pmem_path, &options.pool_medium) {
         (None, _) => SourceRequest::Volatile,
         (Some(directory), PoolMedium::Files) => SourceRequest::Directory(directory.clone()),
         (Some(_), PoolMedium::Emulated(medium)) => SourceRequest::Emulated(medium.clone()),
     };
-    // An extent holds its header and table beside its chunks: an eighth more than the buffer is ample.
-    let ample_bytes = sizes.buffer_bytes_max + sizes.buffer_bytes_max / 8 + (2 << 20);
-    let max_bytes = options.tuning.pool_bytes.unwrap_or(ample_bytes);
+    let max_bytes = (options.tuning.pool_bytes).unwrap_or(ample_bytes(sizes.buffer_bytes_max));
     PoolOptions {
         source,
         identity: state.store_identity,
@@ -46,11 +54,19 @@ fn pool_options(state: &ManifestState, sizes: &Sizes, options: &Options) -> Pool
         extent_bytes: options
             .tuning
             .extent_bytes
-            .unwrap_or(max_bytes.min(32 << 20)),
+            .unwrap_or(max_bytes.min(extent_bytes(sizes))),
         segment_unit_bytes: sizes.chunk_bytes as u32,
         block_unit_bytes: 0,
         always_flush: options.tuning.always_flush,
         faults: options.tuning.pool_faults.clone(),
+    }
+}
+
+/// By how much a pool grows. What it may be was asked for without knowing whether it lies in memory, of which an extent is a small part then.
+fn extent_bytes(sizes: &Sizes) -> u64 {
+    match sizes.buffer_bytes_max > sizes.buffer_bytes {
+        true => (sizes.budget_bytes / EXTENTS_PER_BUDGET).clamp(EXTENT_BYTES_MIN, EXTENT_BYTES_MAX),
+        false => EXTENT_BYTES_MAX,
     }
 }
 
@@ -64,11 +80,14 @@ pub(super) fn open_buffer(
     // The manifest of a new store is durable before its pool exists, so a crash in between leaves a store
     // that knows its pool and has none yet. One that was opened before must have it.
     let is_new = persistent && state.next_file_number == FIRST_FILE_NUMBER;
-    let pool = if persistent && !(is_new && is_pool_missing(options)?) {
+    let mut pool = if persistent && !(is_new && is_pool_missing(options)?) {
         Pool::open(pool_options)?
     } else {
         Pool::create(pool_options)?
     };
+    if persistent && !is_persistent_memory(&pool) {
+        pool.lower_max_bytes(ample_bytes(sizes.pool_in_memory_max_bytes()));
+    }
     let chunk_bytes = u64::from(pool.unit_bytes(lightkv_pmem::Arena::Segments));
     Ok(WriteBuffer::new(
         pool,
