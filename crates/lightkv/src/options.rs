@@ -254,7 +254,7 @@ impl Options {
     /// The engine `lightkv`: fresh data, until it is flushed to tables; default 40 % of the memory budget. The more there is room for, the less is
     /// written to the SSD. The index of that data stays in memory, about 20 bytes a record: where it would take more than a
     /// quarter of the budget, less of the pool is used. Persistent memory (DAX) is no part of the budget; on tmpfs and in ordinary files the pool's pages
-    /// lie in memory and are counted, so there it has five eighths of the budget at most. Without
+    /// lie in memory and are counted, so there it has eleven sixteenths of the budget at most. Without
     /// [`pmem_path`](Options::pmem_path) there is no pool, and this is refused with [`Error::InvalidOption`].
     ///
     /// An engine that keeps all its data in a pool: default 1 TiB, so in fact what the medium has. Full, the store refuses puts with

@@ -11,8 +11,8 @@ use super::{Store, StoreKind, StoreSettings, failed};
 use crate::failure::Failure;
 use crate::measure::space;
 
-/// What a pool on tmpfs may take of a budget that is given, in eighths: the most that the store lets it have there.
-const POOL_EIGHTHS: u64 = 5;
+/// What a pool on tmpfs may take of a budget that is given, in sixteenths: the most that the store lets it have there.
+const POOL_SIXTEENTHS: u64 = 11;
 
 /// An open store under the name that the comparison gives it.
 struct LightKv {
@@ -49,7 +49,7 @@ pub(super) fn open(kind: StoreKind, settings: &StoreSettings) -> Result<Box<dyn 
         options = options.pmem_path(pool);
         if let (Some(budget_bytes), None) = (settings.lightkv_budget_bytes, settings.lightkv_shape)
         {
-            options = options.pool_bytes(budget_bytes / 8 * POOL_EIGHTHS);
+            options = options.pool_bytes(budget_bytes / 16 * POOL_SIXTEENTHS);
         }
     }
     let db = options.open(&settings.directory).map_err(failed(kind))?;

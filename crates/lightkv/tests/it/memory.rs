@@ -204,7 +204,7 @@ fn a_pool_holds_what_was_asked_for() {
     }
     db.close().unwrap();
 
-    // On ordinary files, whose pages are in memory, it has no more than five eighths of the budget.
+    // On ordinary files, whose pages are in memory, it leaves what the rest needs of the budget.
     let db = open("large", options("large").pool_bytes(1 << 40));
     assert_eq!(db.stats().levels.buffer_reserved_bytes, POOL_BYTES);
     db.close().unwrap();

@@ -73,6 +73,9 @@ const SEVERAL_MERGES_BUDGET_BYTES_MIN: u64 = 64 << 20;
 /// From this budget on the buffer may use more than its part: in a smaller one there is never much left.
 const ELASTIC_BUDGET_BYTES_MIN: u64 = 64 << 20;
 
+/// A store needs so much beside a pool, however small its budget is.
+const BESIDE_POOL_BYTES_MIN: u64 = 24 << 20;
+
 /// What was read is noted of a buffer of so many times the budget; the notes take a 512th of that.
 const MARKED_PER_BUDGET: u64 = 4;
 
@@ -88,11 +91,12 @@ impl Sizes {
         }
     }
 
-    /// What a pool may hold where it lies in memory: no more than five eighths of the budget of what was asked for. Its extents take an eighth
-    /// more, and stay.
+    /// What a pool may hold where it lies in memory: of what was asked for no more than eleven sixteenths of the budget, and in a small one what
+    /// leaves enough for the rest. Its extents take an eighth more, and stay.
     pub(crate) fn pool_in_memory_max_bytes(&self) -> u64 {
-        let part_bytes = (self.budget_bytes / 8 * 5).max(self.buffer_bytes);
-        self.buffer_bytes_max.min(part_bytes)
+        let part_bytes = (self.budget_bytes / 16 * 11)
+            .min(self.budget_bytes.saturating_sub(BESIDE_POOL_BYTES_MIN));
+        self.buffer_bytes_max.min(part_bytes.max(self.buffer_bytes))
     }
 
     /// Bytes of the buffer for which it is noted what was read of them. A pool may be much larger than memory: then more keys share a mark.
@@ -177,7 +181,7 @@ impl Sizes {
             spare_journal_files_max: (buffer_bytes_max / journal_file_bytes).clamp(4, 32) as usize,
             block_bytes: tuning.block_bytes.unwrap_or(4096),
             large_value_bytes: tuning.large_value_bytes.unwrap_or(1 << 20),
-            // Decides how much the cache's policy remembers, too; more than this is never left.
+            // Decides how much the cache's policy remembers; hardly more is ever left, but on persistent memory.
             cache_bytes: budget / 2,
             budget_bytes: budget,
             room_wait_max: tuning.room_wait_max.unwrap_or(ROOM_WAIT_MAX),

@@ -85,7 +85,7 @@ pub(super) fn open_buffer(
     } else {
         Pool::create(pool_options)?
     };
-    if persistent && !is_persistent_memory(&pool) {
+    if persistent && options.tuning.pool_bytes.is_none() && !is_persistent_memory(&pool) {
         pool.lower_max_bytes(ample_bytes(sizes.pool_in_memory_max_bytes()));
     }
     let chunk_bytes = u64::from(pool.unit_bytes(lightkv_pmem::Arena::Segments));
