@@ -166,8 +166,8 @@ fn the_budget_holds_with_a_pool_that_was_to_be_larger() {
 #[test]
 fn a_pool_holds_what_was_asked_for() {
     const BUDGET_BYTES: u64 = 64 << 20;
-    const POOL_BYTES: u64 = 40 << 20;
-    const RECORDS: u64 = 24_000;
+    const POOL_BYTES: u64 = 36 << 20;
+    const RECORDS: u64 = 22_000;
     let directory = tempfile::tempdir().unwrap();
     let options = |name: &str| {
         Options::new()

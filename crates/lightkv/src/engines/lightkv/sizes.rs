@@ -74,7 +74,7 @@ const SEVERAL_MERGES_BUDGET_BYTES_MIN: u64 = 64 << 20;
 const ELASTIC_BUDGET_BYTES_MIN: u64 = 64 << 20;
 
 /// A store needs so much beside a pool, however small its budget is.
-const BESIDE_POOL_BYTES_MIN: u64 = 24 << 20;
+const BESIDE_POOL_BYTES_MIN: u64 = 28 << 20;
 
 /// What was read is noted of a buffer of so many times the budget; the notes take a 512th of that.
 const MARKED_PER_BUDGET: u64 = 4;
