@@ -659,10 +659,15 @@ impl Fill {
     }
 }
 
-/// What is left for the policy's part of entries that come until the next look at the capacity.
+/// What is left for the policy's part of entries: of those that come until the next look at the capacity, those that will fill a new chunk, and
+/// those that are only remembered. A cache that is full to the brim would be beyond its capacity with them, and give up a part of what it
+/// holds, hot or not, again and again.
 fn headroom_bytes(capacity_bytes: u64) -> u64 {
+    const CAPACITY_PART: u64 = 128;
     const CAPACITY_PART_MAX: u64 = 32;
-    (FILL_RAISE_ENTRIES * ENTRY_BYTES).min(capacity_bytes / CAPACITY_PART_MAX)
+    (FILL_RAISE_ENTRIES * ENTRY_BYTES)
+        .max(capacity_bytes / CAPACITY_PART)
+        .min(capacity_bytes / CAPACITY_PART_MAX)
 }
 
 fn fill_step_bytes(capacity_bytes: u64) -> u64 {
