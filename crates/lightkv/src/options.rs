@@ -196,7 +196,7 @@ impl Options {
     /// The ONE cap on memory, in bytes: write buffer, indexes, cache, buffers of flushes, merges and scans, what the
     /// allocator has beside them. At least 16 MiB, less is refused with [`Error::InvalidOption`] when the store is
     /// opened; default 1 GiB. The process stays within a tenth and 2 MiB above it, resident pages of mapped journal and pool
-    /// files included, besides what the program itself holds.
+    /// files included, but not those of persistent memory, besides what the program itself holds.
     ///
     /// Not bounded are the indexes of flushed keys, 4 to 6 bytes each, which are always resident: a budget of
     /// 10 MB for each million keys leaves about half of it for the rest. Tables bypass the operating system's page

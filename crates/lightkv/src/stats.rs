@@ -133,7 +133,7 @@ numbers! {
         cache_memory_bytes,
         /// What the cache may grow to, as the rest of the memory budget leaves it, in bytes.
         cache_capacity_bytes,
-        /// Memory set aside for the write buffer, used or not, or what it has of more, in bytes.
+        /// Memory set aside for the write buffer, used or not, or what it has of more, in bytes. 0 where it lies in persistent memory.
         buffer_reserved_bytes,
         /// Memory of mapped journal files, in bytes.
         journal_memory_bytes,
