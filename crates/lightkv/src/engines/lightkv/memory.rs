@@ -205,10 +205,7 @@ impl Store {
     /// What holds memory now, the cache left out. Walks all partitions.
     pub(crate) fn memory_parts(&self) -> MemoryParts {
         let mut parts = MemoryParts {
-            buffer: match self.has_buffer_in_memory() {
-                true => self.buffer.memory_bytes(),
-                false => 0,
-            },
+            buffer: self.buffer_memory_bytes(self.buffer.memory_bytes()),
             journal: self.journal.get().map_or(0, Journal::resident_bytes),
             table_indexes: self.tables.shared.index_bytes(),
             descriptions: self.tables.count() as u64 * DESCRIPTION_BYTES,
@@ -242,9 +239,9 @@ impl Store {
         let flushed_keys: u64 = (self.tables.all().iter())
             .map(|table| table.metadata.entries)
             .sum();
-        let mut parts = self.memory_parts();
-        parts.table_indexes += flushed_keys * INDEX_BYTES_PER_KEY;
-        self.share_with_buffer(&parts, u64::MAX);
+        let parts = self.memory_parts();
+        let others_bytes = parts.beside_buffer() + flushed_keys * INDEX_BYTES_PER_KEY;
+        self.share_with_buffer(others_bytes, parts.leaves, u64::MAX);
     }
 
     /// Lets the background threads open the tables that there are, when somebody reads.
@@ -253,16 +250,17 @@ impl Store {
         self.tables.open_ahead.begin(self, index_bytes_max);
     }
 
-    /// Sets the limit of the buffer, where it and the others hold so much, and it uses what a limit is high enough for.
-    fn share_with_buffer(&self, parts: &MemoryParts, used_limit_bytes: u64) {
+    /// Sets the limit of the buffer, where all but buffer and cache hold so much, leaves among them, and the buffer uses what a limit is high enough
+    /// for.
+    fn share_with_buffer(&self, others_bytes: u64, leaves_bytes: u64, used_limit_bytes: u64) {
         if !self.has_elastic_buffer() {
             return;
         }
-        let share = self.buffer_share(parts, used_limit_bytes);
+        let share = self.buffer_share(others_bytes, used_limit_bytes);
         let next = match self.pool_directory.is_some() {
             true => {
                 let index_bytes_max = self.sizes.budget_bytes / POOL_INDEX_PART;
-                share.next_in_pool(self.buffer.used_bytes(), parts.leaves, index_bytes_max)
+                share.next_in_pool(self.buffer.used_bytes(), leaves_bytes, index_bytes_max)
             }
             false => {
                 // Relaxed: a rough number of writes.
@@ -286,7 +284,8 @@ impl Store {
         let is_shared = self.has_elastic_buffer() && self.pool_directory.is_none();
         if is_shared && self.buffer.limit_bytes() < self.buffer_bytes_max() {
             let used_limit_bytes = Sizes::limit_for_use_bytes(self.buffer.used_bytes());
-            let share = self.buffer_share(&self.memory_parts(), used_limit_bytes);
+            let others_bytes = self.memory_parts().beside_buffer();
+            let share = self.buffer_share(others_bytes, used_limit_bytes);
             self.set_buffer_limit(share.now, share.next().max(share.now));
         }
     }
@@ -294,6 +293,14 @@ impl Store {
     /// Whether records that were not flushed lie in memory that the budget is for. Persistent memory is none.
     fn has_buffer_in_memory(&self) -> bool {
         !is_persistent_memory(self.buffer.pool())
+    }
+
+    /// What so many bytes of the buffer take of the budget.
+    fn buffer_memory_bytes(&self, bytes: u64) -> u64 {
+        match self.has_buffer_in_memory() {
+            true => bytes,
+            false => 0,
+        }
     }
 
     /// The highest limit of the buffer. What a pool may have was asked for without knowing what it is made of.
@@ -308,14 +315,14 @@ impl Store {
         self.sizes.buffer_bytes_max > self.sizes.buffer_bytes
     }
 
-    fn buffer_share(&self, parts: &MemoryParts, used_limit_bytes: u64) -> BufferShare {
+    fn buffer_share(&self, others_bytes: u64, used_limit_bytes: u64) -> BufferShare {
         let sizes = &self.sizes;
         BufferShare {
             min: sizes.buffer_bytes,
             max: self.buffer_bytes_max(),
             now: self.buffer.limit_bytes(),
             used: used_limit_bytes,
-            left: sizes.budget_bytes.saturating_sub(parts.beside_buffer()),
+            left: sizes.budget_bytes.saturating_sub(others_bytes),
             cache: self.tables.shared.cache_memory_bytes(),
             cache_headroom: sizes.budget_bytes / CACHE_HEADROOM_PART,
             is_mostly_written: false,
@@ -337,16 +344,12 @@ impl Store {
             let parts = self.memory_parts();
             let others_bytes = parts.beside_buffer();
             let used_limit_bytes = Sizes::limit_for_use_bytes(self.buffer.used_bytes());
-            self.share_with_buffer(&parts, used_limit_bytes);
+            self.share_with_buffer(others_bytes, parts.leaves, used_limit_bytes);
             self.buffer.release_surplus();
-            let (buffer_bytes, least_buffer_bytes) = match self.has_buffer_in_memory() {
-                true => (self.buffer.memory_bytes(), self.sizes.buffer_bytes),
-                false => (0, 0),
-            };
-            let used_bytes = others_bytes + buffer_bytes;
+            let used_bytes = others_bytes + self.buffer_memory_bytes(self.buffer.memory_bytes());
             let capacity_bytes = cache_capacity_bytes(self.sizes.budget_bytes, used_bytes);
             let shared = &self.tables.shared;
-            let least_used_bytes = others_bytes + least_buffer_bytes;
+            let least_used_bytes = others_bytes + self.buffer_memory_bytes(self.sizes.buffer_bytes);
             let reachable_bytes = cache_capacity_bytes(self.sizes.budget_bytes, least_used_bytes);
             shared.set_cache_reachable_bytes(reachable_bytes);
             // Small changes are not worth visiting all shards.

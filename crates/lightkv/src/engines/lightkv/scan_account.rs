@@ -8,7 +8,7 @@
 //!
 //! While nobody asks anything of the store (`rest.rs`) a merge takes no time of anybody's, and who has scanned will scan again. So what was paid is
 //! kept as credit beside that, which buys more then ([`REST_DISCOUNT`]), and is used up by that: whatever comes, merges for scans write at most
-//! so many times what scans have paid.
+//! what scans have paid, and so many times as much again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
