@@ -229,15 +229,16 @@ fn what_scans_have_begun_to_pay_for_is_merged_at_rest() {
     const RECORDS: u64 = 6_000;
     const LOADS: u64 = 4;
     let db = small(1).compaction_size(64).open("/store").unwrap();
-    for first in 0..LOADS {
-        load(&db, (first..RECORDS).step_by(LOADS as usize));
-    }
+    let load_part = |part: u64| load(&db, (part..RECORDS).step_by(LOADS as usize));
+    (0..LOADS).for_each(|part| _ = load_part(part));
     let tables = db.stats().levels.tables;
     assert!(tables >= LOADS, "{tables}");
     std::thread::sleep(Duration::from_millis(1500));
     settle(&db);
     assert_eq!(db.stats().counters.compactions, 0, "nobody scans");
 
+    // So that it does not rest.
+    load_part(0);
     for at in 0..60 {
         let first = at * 48_271 % (RECORDS - 60);
         let entries = db.scan(key(first).as_bytes()..);
@@ -251,6 +252,15 @@ fn what_scans_have_begun_to_pay_for_is_merged_at_rest() {
     assert_eq!(counters.compactions, counters.scan_compactions);
     assert!(counters.scan_compactions > 0 && db.stats().levels.tables < tables);
     check_load(&db, RECORDS);
+
+    // That is used up.
+    let mut merges = 0;
+    for _ in 0..10 {
+        let before = db.stats().counters;
+        load_part(0);
+        merges = db.stats().counters.since(&before).scan_compactions;
+    }
+    assert_eq!(merges, 0, "of the last load");
 
     db.close().unwrap();
 }
