@@ -47,6 +47,10 @@ pub(crate) struct StoreArguments {
     #[arg(long, global = true, value_name = "BYTES", value_parser = parse_size)]
     pub(crate) pool_bytes: Option<u64>,
 
+    /// Sleep for reads of the device, also where polling is quicker
+    #[arg(long, global = true)]
+    pub(crate) no_polling: bool,
+
     /// Storage engine; a store keeps the one that created it
     #[arg(long, global = true, value_name = "NAME", default_value = "lightkv")]
     pub(crate) engine: EngineKind,

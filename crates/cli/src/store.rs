@@ -44,7 +44,8 @@ pub(crate) fn with_store<T>(
 pub(crate) fn options(arguments: &StoreArguments, pmem_path: Option<&Path>) -> Options {
     let mut options = Options::new()
         .engine(arguments.engine)
-        .compression(arguments.compression.into());
+        .compression(arguments.compression.into())
+        .poll_reads(!arguments.no_polling);
     if let Some(bytes) = arguments.memory_budget {
         options = options.memory_budget(bytes);
     }

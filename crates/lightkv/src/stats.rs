@@ -52,6 +52,8 @@ numbers! {
         table_bytes_read,
         /// Reads of sorted tables that the cache did not serve.
         table_reads,
+        /// Of those, the ones that gets polled for instead of sleeping ([`Options::poll_reads`](crate::Options::poll_reads)).
+        table_reads_polled,
         /// Look-ups in persistent leaves.
         leaf_probes,
         /// Signature or fingerprint matches whose full key differed.
@@ -98,6 +100,7 @@ impl Counters {
             table_bytes_written: self.table_bytes_written - earlier.table_bytes_written,
             table_bytes_read: self.table_bytes_read - earlier.table_bytes_read,
             table_reads: self.table_reads - earlier.table_reads,
+            table_reads_polled: self.table_reads_polled - earlier.table_reads_polled,
             leaf_probes: self.leaf_probes - earlier.leaf_probes,
             false_matches: self.false_matches - earlier.false_matches,
             splits: self.splits - earlier.splits,

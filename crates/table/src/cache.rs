@@ -130,6 +130,8 @@ impl Lifecycle<CacheKey, Cached> for Evicted {
 /// What the policy has for an entry, and for what it remembers of evicted ones: measured with entries of 100 and
 /// 1,000 bytes (`MemoryUsed` of `quick_cache`), room for growth included.
 pub(crate) const ENTRY_BYTES: u64 = 144;
+/// Of the capacity, what the policy keeps for entries that were used again while they were cached, or soon after.
+const HOT_PART: f64 = 0.8;
 /// What most blocks take, for who has to know how many a cache may hold.
 pub(crate) const TYPICAL_BLOCK_BYTES: u64 = 4096;
 /// What is evicted at once when there is no room: such a part of the capacity, and no more than takes a moment.
@@ -682,9 +684,19 @@ fn chunk_bytes(capacity_bytes: u64) -> usize {
 }
 
 /// Decides how much the policy remembers of what left: too much costs memory, too little hits.
-pub(crate) fn estimated_entries(capacity_bytes: u64) -> usize {
+fn estimated_entries(capacity_bytes: u64) -> usize {
     const TYPICAL_ENTRY_BYTES: u64 = 1024;
     (capacity_bytes / TYPICAL_ENTRY_BYTES).max(16) as usize
+}
+
+/// How the policy goes about a capacity.
+pub(crate) fn policy_options(capacity_bytes: u64) -> OptionsBuilder {
+    let mut options = OptionsBuilder::new();
+    options
+        .estimated_items_capacity(estimated_entries(capacity_bytes))
+        .weight_capacity(capacity_bytes)
+        .hot_allocation(HOT_PART);
+    options
 }
 
 fn new_entries(capacity_bytes: u64, cached_blocks: &Arc<CachedBlocks>) -> Option<Entries> {
@@ -697,12 +709,7 @@ fn new_entries(capacity_bytes: u64, cached_blocks: &Arc<CachedBlocks>) -> Option
     let shards = (capacity_bytes / SHARD_BYTES_MIN).clamp(1, processors as u64 * 4);
     // The number of shards becomes a power of two.
     let shards = 1usize << shards.ilog2();
-    let options = OptionsBuilder::new()
-        .shards(shards)
-        .estimated_items_capacity(estimated_entries(capacity_bytes))
-        .weight_capacity(capacity_bytes)
-        .build()
-        .ok()?;
+    let options = policy_options(capacity_bytes).shards(shards).build().ok()?;
     Some(Entries::with_options(
         options,
         ByMemory,

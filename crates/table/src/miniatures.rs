@@ -13,7 +13,7 @@
 //! CONCURRENCY. What one thread notes while another does is not noted: they are a sample anyway. The answer is a relaxed flag, since either
 //! answer is right at any time.
 
-use crate::cache::{BlockKey, ENTRY_BYTES, TYPICAL_BLOCK_BYTES, estimated_entries};
+use crate::cache::{BlockKey, ENTRY_BYTES, TYPICAL_BLOCK_BYTES, policy_options};
 use crate::hash_key;
 use lightkv_memory::UNIT_BYTES;
 use parking_lot::Mutex;
@@ -24,14 +24,15 @@ use std::sync::atomic::{AtomicU8, Ordering};
 const SAMPLE_LOG2_MAX: u32 = 5;
 /// More are where the miniature of blocks had no room for so many.
 const BLOCKS_MIN: u64 = 64;
-/// A read that was this many reads ago counts 1/e of one now. Of so many, the difference is within 3 % of their number by chance.
-const MEMORY_READS: f64 = 4096.0;
+/// A read that was this many reads ago counts 1/e of one now. Of so many, the difference is within 4 % of their number by chance; with twice as many a load
+/// that changes is followed half as fast.
+const MEMORY_READS: f64 = 2048.0;
 /// The other way must have read less by such a part before it is taken.
 const LEAD_PART: f64 = 0.04;
 /// And blocks by such a part while the miniature of records is not full.
 const FILLING_LEAD_PART: f64 = 0.2;
 /// Nothing is decided by fewer reads.
-const READS_MIN: f64 = 2048.0;
+const READS_MIN: f64 = 1024.0;
 
 #[derive(Clone)]
 struct ByWeight;
@@ -92,7 +93,8 @@ impl Trial {
 
 /// A cache without content that decides as the real one would.
 fn new_miniature(capacity_bytes: u64) -> Miniature {
-    Miniature::with_weighter(estimated_entries(capacity_bytes), capacity_bytes, ByWeight)
+    let options = policy_options(capacity_bytes).build().expect("whole");
+    Miniature::with_options(options, ByWeight, Default::default(), Default::default())
 }
 
 /// The two caches without content, and what they have shown.

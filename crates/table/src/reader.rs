@@ -18,7 +18,7 @@ use crate::leaf::{Leaf, LeafBytes, Probe};
 use crate::shared::TableShared;
 use crate::table_layout::{ChecksumSeed, Footer, MAX_BLOCK_BYTES, Properties, TRAILER_BYTES};
 use crate::{EntryKind, HashFunction, TableOptions, hash_key, varint};
-use lightkv_vfs::{AlignedBuffer, OpenMode, Vfs, VfsFile};
+use lightkv_vfs::{AlignedBuffer, OpenMode, ReadRequest, Vfs, VfsFile};
 use std::cell::Cell;
 use std::cmp::Ordering;
 use std::fmt;
@@ -26,6 +26,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering as MemoryOrdering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 /// A thread's buffer for reading single blocks keeps no more memory than this between reads.
 const KEPT_BUFFER_BYTES_MAX: usize = 64 << 10;
@@ -629,6 +630,40 @@ impl TableReader {
             .map_err(|error| TableError::from_io(&self.path, "read", offset, error))
     }
 
+    /// The same for a get, which may keep the processor while it waits.
+    fn read_awaited(
+        &self,
+        buffer: &mut AlignedBuffer,
+        offset: u64,
+        len: usize,
+    ) -> Result<Range<usize>> {
+        let file = self.file()?;
+        // What goes through the page cache mostly is there already.
+        let can_poll = file.alignment_bytes() > 1 && self.vfs.can_poll();
+        let mut wait = can_poll.then(|| self.shared.polling.begin(Instant::now()));
+        let range = match &mut wait {
+            Some(wait) if wait.is_poller() => {
+                self.shared.counters.table_reads_polled.add(1);
+                let request = ReadRequest {
+                    file,
+                    offset,
+                    len,
+                    buffer: std::mem::take(buffer),
+                };
+                let mut reads = self.vfs.start_reads(vec![request]);
+                wait.poll(&mut *reads);
+                let read = reads.wait().pop().expect("one for each request");
+                *buffer = read.buffer;
+                read.range
+            }
+            _ => buffer.read_around(&*file, offset, len),
+        };
+        if let Some(wait) = wait {
+            wait.end(Instant::now());
+        }
+        range.map_err(|error| TableError::from_io(&self.path, "read", offset, error))
+    }
+
     /// Counts a read of blocks.
     pub(crate) fn count_read(&self, len: usize) {
         self.shared.counters.table_reads.add(1);
@@ -647,7 +682,7 @@ impl TableReader {
         READ_BUFFER.with(|place| {
             let mut buffer = place.take();
             let taken = self
-                .read_around(&mut buffer, offset, len)
+                .read_awaited(&mut buffer, offset, len)
                 .and_then(|range| {
                     take(&buffer[range]).map_err(|damage| self.damage(damage, offset))
                 });

@@ -4,7 +4,7 @@ use crate::cache::TableCache;
 use crate::entry_index::fetch_lines;
 use crate::file_handles::FileHandles;
 use crate::line_hints::LineHints;
-use lightkv_vfs::{ALIGNMENT_BYTES_MAX, AlignedBuffer, DeviceTurns, WaitingRead};
+use lightkv_vfs::{ALIGNMENT_BYTES_MAX, AlignedBuffer, DeviceTurns, Polling, WaitingRead};
 use parking_lot::Mutex;
 use std::fmt;
 use std::io;
@@ -31,6 +31,8 @@ pub struct TableShared {
     read_buffers: Mutex<Vec<AlignedBuffer>>,
     /// Reads that somebody waits for, and turns of background work beside them.
     device: Arc<DeviceTurns>,
+    /// How readers wait for the device.
+    pub(crate) polling: Polling,
     /// Whether a scan was ever placed in a table. Relaxed: a hint.
     has_scans: AtomicBool,
 }
@@ -75,8 +77,14 @@ impl TableShared {
             write_buffers: Mutex::default(),
             read_buffers: Mutex::default(),
             device: Arc::default(),
+            polling: Polling::default(),
             has_scans: AtomicBool::new(false),
         }
+    }
+
+    /// The same, with another answer to whether gets poll for their reads.
+    pub fn with_polling(self, polling: Polling) -> Self {
+        Self { polling, ..self }
     }
 
     /// Asks for what a get of a key with this hash will look at first, should it come to a table. A hint, and soon done.
@@ -319,6 +327,7 @@ pub(crate) struct Counters {
     pub(crate) leaf_probes: Counter,
     pub(crate) false_matches: Counter,
     pub(crate) table_reads: Counter,
+    pub(crate) table_reads_polled: Counter,
     pub(crate) table_bytes_read: Counter,
     pub(crate) table_bytes_written: Counter,
     pub(crate) table_writes: Counter,
@@ -332,6 +341,7 @@ impl Counters {
             leaf_probes: self.leaf_probes.value(),
             false_matches: self.false_matches.value(),
             table_reads: self.table_reads.value(),
+            table_reads_polled: self.table_reads_polled.value(),
             table_bytes_read: self.table_bytes_read.value(),
             table_bytes_written: self.table_bytes_written.value(),
             table_writes: self.table_writes.value(),
@@ -351,6 +361,8 @@ pub struct CounterValues {
     /// Read calls for blocks, of data and of the index, that the cache did not have. Opening,
     /// verifying and rebuilding leaves are not counted.
     pub table_reads: u64,
+    /// Of those, the ones that gets polled for instead of sleeping.
+    pub table_reads_polled: u64,
     /// Bytes of those reads.
     pub table_bytes_read: u64,
     /// Bytes of finished tables, of writers made with [`create_shared`](crate::TableWriter::create_shared).

@@ -9,6 +9,7 @@
 mod aligned;
 mod device_turns;
 mod memory;
+mod polling;
 mod reads;
 mod real;
 mod short_sleep;
@@ -17,6 +18,7 @@ mod writes;
 pub use aligned::{ALIGNMENT_BYTES_MAX, AlignedBuffer};
 pub use device_turns::{DeviceTurns, PIECE_BYTES, Urgency, WaitingRead};
 pub use memory::{CrashChooser, CrashQuestion, Fault, FaultKind, MemoryVfs, Operation};
+pub use polling::{Polling, Wait};
 pub use reads::{FinishedRead, PendingReads, ReadRequest};
 pub use real::RealVfs;
 pub use short_sleep::sleep_briefly;
@@ -87,6 +89,10 @@ pub trait Vfs: Debug + Send + Sync + 'static {
     /// are two or more.
     fn start_reads(&self, requests: Vec<ReadRequest>) -> Box<dyn PendingReads> {
         Box::new(reads::DeferredReads(requests))
+    }
+    /// Whether reads that were [begun](Vfs::start_reads) can be [polled for](PendingReads::is_done).
+    fn can_poll(&self) -> bool {
+        false
     }
     /// Begins a write, where the system can do that and the file is [direct](Vfs::open_direct); otherwise does it at once. Until it is
     /// waited for, the caller may do something else; what the file has there meanwhile is unknown.

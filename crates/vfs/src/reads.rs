@@ -42,6 +42,10 @@ pub struct FinishedRead {
 
 /// Reads under way. Dropping it gives them up, which may wait for the device.
 pub trait PendingReads: Debug + Send {
+    /// Whether all are done, as far as that is known without waiting. One load of memory where the answer is no.
+    fn is_done(&mut self) -> bool {
+        false
+    }
     /// Waits for all; the results are in the order of the requests.
     fn wait(self: Box<Self>) -> Vec<FinishedRead>;
 }

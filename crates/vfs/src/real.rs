@@ -78,6 +78,10 @@ impl Vfs for RealVfs {
         }
     }
 
+    fn can_poll(&self) -> bool {
+        ring::is_allowed()
+    }
+
     fn start_write(&self, request: WriteRequest) -> Box<dyn PendingWrite> {
         let unit_bytes = request.file.alignment_bytes();
         let is_whole = |number: u64| number.is_multiple_of(unit_bytes as u64);
@@ -462,6 +466,7 @@ mod tests {
     use crate::ALIGNMENT_BYTES_MAX;
     use std::ops::Range;
     use std::os::unix::fs::MetadataExt;
+    use std::time::{Duration, Instant};
 
     fn directory() -> tempfile::TempDir {
         tempfile::tempdir().expect("temporary directory")
@@ -619,7 +624,9 @@ mod tests {
             let bytes: Vec<u8> = (0..300_000u32).map(|at| (at % 251) as u8).collect();
             fs::write(&path, &bytes).unwrap();
             for start in starts {
-                for is_direct in [false, true] {
+                for (is_direct, is_polled) in
+                    [(false, false), (true, false), (false, true), (true, true)]
+                {
                     let file = match is_direct {
                         true => RealVfs.open_direct(&path, OpenMode::Read),
                         false => RealVfs.open(&path, OpenMode::Read),
@@ -636,11 +643,15 @@ mod tests {
                         len,
                         buffer: AlignedBuffer::new(),
                     };
-                    let Some(reads) = start(places.iter().map(request).collect()) else {
+                    let Some(mut reads) = start(places.iter().map(request).collect()) else {
                         continue; // no io_uring here
                     };
                     let given_up = start(places.iter().map(request).collect());
                     drop(given_up);
+                    if is_polled {
+                        let begin = Instant::now();
+                        while !reads.is_done() && begin.elapsed() < Duration::from_millis(20) {}
+                    }
                     let finished = reads.wait();
                     assert_eq!(finished.len(), places.len());
                     for ((offset, len), read) in places.into_iter().zip(finished) {

@@ -2,7 +2,7 @@
 
 use crate::command::{Store, bare_command, data_set, json, run};
 
-const COUNTERS: [&str; 21] = [
+const COUNTERS: [&str; 22] = [
     "puts",
     "gets_hit",
     "gets_miss",
@@ -13,6 +13,7 @@ const COUNTERS: [&str; 21] = [
     "table_bytes_written",
     "table_bytes_read",
     "table_reads",
+    "table_reads_polled",
     "leaf_probes",
     "false_matches",
     "splits",

@@ -1,8 +1,9 @@
 //! Real files: long tables are written in few pieces, and neither they nor merges use the page cache.
 
 use crate::support::*;
-use lightkv_table::{EntryKind, IteratorOptions, TableReader, TableShared, TableWriter};
-use lightkv_vfs::{OpenMode, PIECE_BYTES, RealVfs, Vfs};
+use lightkv_table::{EntryKind, IteratorOptions, TableReader, TableShared, TableWriter, hash_key};
+use lightkv_vfs::{OpenMode, PIECE_BYTES, Polling, RealVfs, Vfs};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use cached_pages::cached_pages;
@@ -129,4 +130,75 @@ fn beside_reads_tables_are_written_and_merged_in_short_pieces() {
     let reads = shared.counters().table_reads - before.table_reads;
     let long_values = 4 * 1_500_000 / PIECE_BYTES as u64;
     assert!(reads >= pieces - long_values, "{reads} reads");
+}
+
+/// Gets that poll for their reads find what gets find that sleep, and fail as they do.
+#[test]
+fn polling_changes_nothing_but_the_wait() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("42.table");
+    let vfs: Arc<dyn Vfs> = Arc::new(RealVfs);
+    let mut writer = TableWriter::create(Arc::clone(&vfs), &path, TABLE_ID, options()).unwrap();
+    let keys = 4_000;
+    for number in 0..keys {
+        let value = value(number);
+        writer.add(&key(number), 7, EntryKind::Put, &value).unwrap();
+    }
+    writer.finish().unwrap();
+    let file = vfs.open_direct(&path, OpenMode::Read).unwrap();
+    let can_poll = file.alignment_bytes() > 1 && vfs.can_poll();
+    // Without a cache each get is a read.
+    let opened = |polling| {
+        let shared = Arc::new(TableShared::new(0, 16).with_polling(polling));
+        let vfs = Arc::clone(&vfs);
+        let reader =
+            TableReader::open(vfs, &path, TABLE_ID, options(), None, Arc::clone(&shared)).unwrap();
+        (Arc::new(reader), shared)
+    };
+    let (polling, polling_shared) = opened(Polling::always());
+    let (sleeping, sleeping_shared) = opened(Polling::never());
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let polling = &polling;
+            scope.spawn(move || {
+                for number in (thread..keys).step_by(11) {
+                    let found = get(polling, &key(number), u64::MAX);
+                    assert_eq!(found, Some((7, EntryKind::Put, value(number))));
+                }
+            });
+        }
+    });
+    let counters = polling_shared.counters();
+    assert!(counters.table_reads > 0);
+    let polled = match can_poll {
+        true => counters.table_reads,
+        false => 0,
+    };
+    assert_eq!(counters.table_reads_polled, polled);
+
+    // A byte of one block is another one, and of others there is nothing any more.
+    let writable = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    writable.write_all_at(&[0xa5; 64], 8_000).unwrap();
+    let file_len = polling.file_len_bytes();
+    writable.set_len(file_len / 2).unwrap();
+    writable.sync_all().unwrap();
+    let outcomes = |reader: &Arc<TableReader>| -> Vec<_> {
+        (0..keys)
+            .map(|number| {
+                let key = key(number);
+                let outcome = reader.get(&key, hash_key(SEED, &key), u64::MAX);
+                outcome
+                    .map_err(|error| error.to_string())
+                    .map(|found| found.is_some())
+            })
+            .collect()
+    };
+    let outcomes = (outcomes(&polling), outcomes(&sleeping));
+    assert_eq!(outcomes.0, outcomes.1);
+    let failed = outcomes.0.iter().filter(|outcome| outcome.is_err()).count();
+    assert!(
+        (keys as usize / 4..keys as usize * 3 / 4).contains(&failed),
+        "{failed}"
+    );
+    assert_eq!(sleeping_shared.counters().table_reads_polled, 0);
 }

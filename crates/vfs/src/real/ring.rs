@@ -23,8 +23,8 @@ use crate::{
 /// Transfers of one batch; more are done by ordinary calls.
 const RING_ENTRIES: u32 = 32;
 
-/// Rings kept for later: one a scan that is reading, one for what it reads ahead, and one a table that is being written.
-const KEPT_RINGS_MAX: usize = 16;
+/// Rings kept for later: one a get that polls, one a scan that is reading, one for what it reads ahead, and one a table that is being written.
+const KEPT_RINGS_MAX: usize = 24;
 
 static KEPT: Mutex<Vec<IoUring>> = Mutex::new(Vec::new());
 static IS_FORBIDDEN: AtomicBool = AtomicBool::new(false);
@@ -51,6 +51,12 @@ fn take_ring() -> Option<IoUring> {
             None
         }
     }
+}
+
+/// Whether rings can be made, as far as is known.
+pub(super) fn is_allowed() -> bool {
+    // Relaxed: as above.
+    !IS_FORBIDDEN.load(Ordering::Relaxed)
 }
 
 /// Gives the descriptors of rings that nobody uses back.
@@ -104,19 +110,21 @@ impl Batch {
         }
     }
 
+    /// Whether all answers are there.
+    fn is_answered(&mut self) -> bool {
+        if let Some(ring) = &mut self.ring {
+            collect(ring, &mut self.answers, &mut self.unanswered);
+        }
+        self.unanswered == 0
+    }
+
     /// Waits for all answers; false if the kernel owes some for ever.
     fn finish(&mut self) -> bool {
         let Some(ring) = &mut self.ring else {
             return true;
         };
-        while self.unanswered > 0 {
-            for answer in ring.completion() {
-                let place = self.answers.get_mut(answer.user_data() as usize);
-                if let Some(place @ None) = place {
-                    *place = Some(answer.result());
-                    self.unanswered -= 1;
-                }
-            }
+        loop {
+            collect(ring, &mut self.answers, &mut self.unanswered);
             if self.unanswered == 0 {
                 break;
             }
@@ -156,6 +164,17 @@ impl Batch {
     fn has_done(&self, transfer: usize, len: usize) -> bool {
         let answer = self.answers.get(transfer).copied().flatten();
         answer.is_some_and(|done| usize::try_from(done).is_ok_and(|done| done >= len))
+    }
+}
+
+/// Takes the answers that are there.
+fn collect(ring: &mut IoUring, answers: &mut [Option<i32>], unanswered: &mut usize) {
+    for answer in ring.completion() {
+        let place = answers.get_mut(answer.user_data() as usize);
+        if let Some(place @ None) = place {
+            *place = Some(answer.result());
+            *unanswered -= 1;
+        }
     }
 }
 
@@ -230,6 +249,10 @@ impl RingReads {
 }
 
 impl PendingReads for RingReads {
+    fn is_done(&mut self) -> bool {
+        self.batch.is_answered()
+    }
+
     fn wait(mut self: Box<Self>) -> Vec<FinishedRead> {
         let count = self.requests.len();
         if !self.release() {

@@ -43,6 +43,7 @@ impl Store {
                 + load(&self.counters.value_bytes_written),
             table_bytes_read: tables.table_bytes_read,
             table_reads: tables.table_reads,
+            table_reads_polled: tables.table_reads_polled,
             leaf_probes: tables.leaf_probes,
             false_matches: own.false_matches + tables.false_matches,
             splits: load(&self.counters.splits),

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use lightkv_table::{EntryKind, TableOptions, TableShared};
+use lightkv_vfs::Polling;
 use parking_lot::Mutex;
 
 use super::manifest::{ManifestEdit, ManifestState};
@@ -73,6 +74,7 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
 
     vfs.expect_open_files(options.max_open_files.saturating_add(OTHER_FILES));
     let sizes = Sizes::new(options);
+    let shared = TableShared::new(sizes.cache_bytes, options.max_open_files);
     let tables = Arc::new(TableContext {
         vfs: vfs.clone(),
         directory: directory.to_path_buf(),
@@ -86,7 +88,10 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
             hash_seed: state.hash_seed,
             store_identity: state.store_identity,
         },
-        shared: Arc::new(TableShared::new(sizes.cache_bytes, options.max_open_files)),
+        shared: Arc::new(match options.poll_reads {
+            true => shared,
+            false => shared.with_polling(Polling::never()),
+        }),
         store_identity: state.store_identity,
         live: Mutex::new(HashMap::new()),
         values: Mutex::default(),
