@@ -7,7 +7,7 @@
 //!
 //! - *The device is fast*: reads that are slept for take less than [`WAIT_MAX`] on average.
 //! - *Polling is quicker*: one read in [`TRIED_EVERY`] waits the other way, and the averages are compared.
-//! - *Nobody else wants the processor*: there is polling only while reads that are waited for at a time, on average, are at most half as many as processors:
+//! - *Nobody else wants the processor*: there is polling only while the reads of all stores that are waited for at a time, on average, are at most half as many as processors:
 //!   each of them wants a processor when it is done. And who was put aside while polling, by another
 //!   thread or by the host of a virtual machine, has all reads slept for during a pause, which is longer each time.
 //!
@@ -41,17 +41,50 @@ const PAUSE_MAX_MS: u32 = 3_200;
 /// After so many pauses' time without one, the next is a short one again.
 const PAUSES_FORGOTTEN: u64 = 8;
 
+/// Reads that are waited for.
+#[derive(Debug)]
+struct Waits {
+    now: AtomicUsize,
+    /// How many there are on average, in parts of [`WAIT_PARTS`].
+    average: AtomicU32,
+}
+
+/// Those of all stores of this process: they share its processors.
+static PROCESS_WAITS: Waits = Waits::new();
+
+impl Waits {
+    const fn new() -> Self {
+        Self {
+            now: AtomicUsize::new(0),
+            average: AtomicU32::new(WAIT_PARTS),
+        }
+    }
+
+    /// Counts one more; whether there are at most so many, now and on average.
+    fn begin(&self, waits_max: usize) -> bool {
+        let now = self.now.fetch_add(1, Ordering::Relaxed) + 1;
+        let seen = (now as u32).min(WAITS_SEEN_MAX) * WAIT_PARTS;
+        let before = self.average.load(Ordering::Relaxed);
+        let average = before - before / AVERAGE_PART + seen / AVERAGE_PART;
+        self.average.store(average, Ordering::Relaxed);
+        now <= waits_max
+            && u64::from(average) <= waits_max as u64 * u64::from(WAIT_PARTS + WAIT_PARTS / 8)
+    }
+
+    fn end(&self) {
+        self.now.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// What is known about the reads of one store. See the head of the file.
 #[derive(Debug)]
 pub struct Polling {
     start: Instant,
-    /// How many reads may be waited for at a time if there is to be polling, and are.
+    waits: &'static Waits,
+    /// How many of them there may be if there is to be polling.
     waits_max: usize,
     /// Nothing is measured.
     is_forced: bool,
-    waits: AtomicUsize,
-    /// How many there are on average, in parts of [`WAIT_PARTS`].
-    average_waits: AtomicU32,
     /// Reads, but for those of pauses.
     reads: AtomicU32,
     /// Reads that were slept for, up to [`SLEPT_MIN`].
@@ -87,10 +120,9 @@ impl Polling {
     fn with_waits_max(waits_max: usize) -> Self {
         Self {
             start: Instant::now(),
+            waits: &PROCESS_WAITS,
             waits_max,
             is_forced: false,
-            waits: AtomicUsize::new(0),
-            average_waits: AtomicU32::new(WAIT_PARTS),
             reads: AtomicU32::new(0),
             slept: AtomicU32::new(0),
             slept_ns: AtomicU32::new(0),
@@ -111,26 +143,16 @@ impl Polling {
     }
 
     fn is_next_polled(&self, now: Instant) -> bool {
-        let waits = self.waits.fetch_add(1, Ordering::Relaxed) + 1;
+        let are_few = self.waits.begin(self.waits_max);
         if self.is_forced {
             return true;
         }
-        if !self.has_processors(waits) || self.since_start_ms(now) < self.resume_at_ms() {
+        if !are_few || self.since_start_ms(now) < self.resume_at_ms() {
             return false;
         }
         let count = self.reads.fetch_add(1, Ordering::Relaxed);
         let is_tried = count % TRIED_EVERY == TRIED_EVERY - 1;
         self.polls_mostly() != is_tried
-    }
-
-    /// Whether there are processors for so many who wait now, and for as many as usually do.
-    fn has_processors(&self, waits: usize) -> bool {
-        let before = self.average_waits.load(Ordering::Relaxed);
-        let seen = (waits as u32).min(WAITS_SEEN_MAX) * WAIT_PARTS;
-        let after = before - before / AVERAGE_PART + seen / AVERAGE_PART;
-        self.average_waits.store(after, Ordering::Relaxed);
-        waits <= self.waits_max
-            && u64::from(after) <= self.waits_max as u64 * u64::from(WAIT_PARTS + WAIT_PARTS / 8)
     }
 
     /// Whether the device is fast, and polling as much quicker as it has to be, as far as is known.
@@ -239,7 +261,7 @@ impl Wait<'_> {
 impl Drop for Wait<'_> {
     fn drop(&mut self) {
         if self.polling.waits_max > 0 {
-            self.polling.waits.fetch_sub(1, Ordering::Relaxed);
+            self.polling.waits.end();
         }
     }
 }
@@ -259,7 +281,10 @@ mod tests {
 
     impl Reader {
         fn new(slept_us: u64, polled_us: u64) -> Self {
-            let polling = Polling::with_waits_max(1);
+            let polling = Polling {
+                waits: Box::leak(Box::new(Waits::new())),
+                ..Polling::with_waits_max(1)
+            };
             Self {
                 now: polling.start,
                 polling,
@@ -414,6 +439,17 @@ mod tests {
         });
         assert!(usually_two.count() < 10);
         assert!(reader.polled_of(200) > 100, "not for ever");
+
+        // Another store of the process has the same processors.
+        let other = Polling {
+            waits: reader.polling.waits,
+            ..Polling::with_waits_max(1)
+        };
+        while !reader.read() {}
+        let wait = other.begin(other.start);
+        assert!(!reader.polling.begin(reader.now).is_poller());
+        drop(wait);
+        assert!(reader.polling.begin(reader.now).is_poller());
 
         let never = Polling::never();
         for _ in 0..1_000 {
