@@ -253,7 +253,8 @@ impl Options {
 
     /// Whether a get that needs the device may poll for its read instead of sleeping; default: yes. A read of 40 us is done some 10 us earlier then,
     /// most in a virtual machine, and takes that much more of the processor. It is done only as long as measured reads are quicker
-    /// for it, take less than 150 us, and nobody else wants the processor; at most half of the processors poll at a time, so none where there is one.
+    /// for it, take less than 150 us, and reads that are waited for, flushes and merges in all stores of the process are together at most half as many as
+    /// processors: never where there is one.
     /// [`Counters::table_reads_polled`](crate::Counters::table_reads_polled) says how often.
     pub fn poll_reads(mut self, may_poll: bool) -> Self {
         self.poll_reads = may_poll;

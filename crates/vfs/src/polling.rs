@@ -7,8 +7,8 @@
 //!
 //! - *The device is fast*: reads that are slept for take less than [`WAIT_MAX`] on average.
 //! - *Polling is quicker*: one read in [`TRIED_EVERY`] waits the other way, and the averages are compared.
-//! - *Nobody else wants the processor*: there is polling only while the reads of all stores that are waited for at a time, on average, are at most half as many as processors:
-//!   each of them wants a processor when it is done. And who was put aside while polling, by another
+//! - *Nobody else wants the processor*: there is polling only while the reads of all stores that are waited for at a time, and what they do in the background, are at most half as many
+//!   as processors, now and on average: each of them wants a processor when it is done. And who was put aside while polling, by another
 //!   thread or by the host of a virtual machine, has all reads slept for during a pause, which is longer each time.
 //!
 //! All numbers are relaxed atomics: they are hints, no other memory depends on them, and a lost update of an average does not matter.
@@ -41,7 +41,7 @@ const PAUSE_MAX_MS: u32 = 3_200;
 /// After so many pauses' time without one, the next is a short one again.
 const PAUSES_FORGOTTEN: u64 = 8;
 
-/// Reads that are waited for.
+/// Who wants a processor: reads that are waited for, and background work.
 #[derive(Debug)]
 struct Waits {
     now: AtomicUsize,
@@ -71,9 +71,30 @@ impl Waits {
             && u64::from(average) <= waits_max as u64 * u64::from(WAIT_PARTS + WAIT_PARTS / 8)
     }
 
+    fn occupy(&'static self) -> Occupied {
+        self.now.fetch_add(1, Ordering::Relaxed);
+        Occupied(self)
+    }
+
     fn end(&self) {
         self.now.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// Background work that has a processor, as long as this lives.
+#[derive(Debug)]
+pub struct Occupied(&'static Waits);
+
+impl Drop for Occupied {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+/// Notes that the calling thread has much to do in the background: whoever polls for a read would take a processor from that, or from whom the
+/// background work would push aside.
+pub fn occupy_processor() -> Occupied {
+    PROCESS_WAITS.occupy()
 }
 
 /// What is known about the reads of one store. See the head of the file.
@@ -449,6 +470,10 @@ mod tests {
         let wait = other.begin(other.start);
         assert!(!reader.polling.begin(reader.now).is_poller());
         drop(wait);
+        assert!(reader.polling.begin(reader.now).is_poller());
+        let flush = reader.polling.waits.occupy();
+        assert!(!reader.polling.begin(reader.now).is_poller());
+        drop(flush);
         assert!(reader.polling.begin(reader.now).is_poller());
 
         let never = Polling::never();

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use lightkv_vfs::occupy_processor;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::compaction::Installation;
@@ -503,6 +504,8 @@ impl Background {
 
     /// Does a job; tells whether it succeeded.
     fn perform(&self, store: &Arc<Store>, mut job: Job) -> bool {
+        let is_long = matches!(job, Job::Flush(_) | Job::Compact(_));
+        let occupied = is_long.then(occupy_processor);
         // A panic is a bug of ours; it must not leave writers waiting for a thread that is gone.
         let result = catch_unwind(AssertUnwindSafe(|| match &mut job {
             Job::Flush(partition) => store.flush_partition(partition),
@@ -550,6 +553,7 @@ impl Background {
                 reason: "a background thread panicked".into(),
             })
         });
+        drop(occupied);
         let is_done = result.is_ok();
         // By a thread of low priority.
         let is_merge = matches!(job, Job::Compact(_));
