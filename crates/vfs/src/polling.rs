@@ -7,9 +7,9 @@
 //!
 //! - *The device is fast*: reads that are slept for take less than [`WAIT_MAX`] on average.
 //! - *Polling is quicker*: one read in [`TRIED_EVERY`] waits the other way, and the averages are compared.
-//! - *Nobody else wants the processor*: there is polling only while the reads of all stores that are waited for at a time, and what they do in the background, are at most half as many
-//!   as processors, now and on average: each of them wants a processor when it is done. And who was put aside while polling, by another
-//!   thread or by the host of a virtual machine, has all reads slept for during a pause, which is longer each time.
+//! - *Nobody else wants the processor*: there is polling only while the reads that are waited for at a time, and the flushes and merges that run, are at most half as
+//!   many as processors, now and on average, in all stores of the process: each of them wants a processor, at the latest when it is done. And who was put aside while
+//!   polling, by another thread or by the host of a virtual machine, has all reads slept for during a pause, which is longer each time.
 //!
 //! All numbers are relaxed atomics: they are hints, no other memory depends on them, and a lost update of an average does not matter.
 
@@ -28,13 +28,13 @@ const SLEPT_MIN: u32 = 16;
 const TRIED_EVERY: u32 = 64;
 /// A read counts for such a part of an average.
 const AVERAGE_PART: u32 = 16;
-/// Who could not look for so long was put aside. Not for an interrupt, or for a thread that only looked whether there is work.
-const PUT_ASIDE: Duration = Duration::from_micros(300);
 /// More never poll at a time: where so many wait, it is the device that is busy, and each keeps descriptors for its reads.
 const WAITS_MAX: usize = 8;
 /// In such parts it is counted how many wait at a time, and up to so many.
 const WAIT_PARTS: u32 = 1 << 10;
 const WAITS_SEEN_MAX: u32 = 1 << 10;
+/// Who could not look for so long was put aside. Not for an interrupt, or for a thread that only looked whether there is work.
+const PUT_ASIDE: Duration = Duration::from_micros(300);
 /// How long reads are slept for then: for the first time, and at most.
 const PAUSE_MIN_MS: u32 = 50;
 const PAUSE_MAX_MS: u32 = 3_200;
@@ -134,7 +134,7 @@ impl Polling {
     pub fn always() -> Self {
         Self {
             is_forced: true,
-            ..Self::with_waits_max(usize::MAX)
+            ..Self::with_waits_max(WAITS_MAX)
         }
     }
 
