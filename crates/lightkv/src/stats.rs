@@ -52,7 +52,7 @@ numbers! {
         table_bytes_read,
         /// Reads of sorted tables that the cache did not serve.
         table_reads,
-        /// Of those, the ones that gets polled for instead of sleeping ([`Options::poll_reads`](crate::Options::poll_reads)).
+        /// Of those, the ones that were polled for instead of sleeping ([`Options::poll_reads`](crate::Options::poll_reads)).
         table_reads_polled,
         /// Look-ups in persistent leaves.
         leaf_probes,

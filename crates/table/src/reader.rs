@@ -630,7 +630,7 @@ impl TableReader {
             .map_err(|error| TableError::from_io(&self.path, "read", offset, error))
     }
 
-    /// The same for a get, which may keep the processor while it waits.
+    /// The same for a single block that somebody waits for, and may keep the processor meanwhile.
     fn read_awaited(
         &self,
         buffer: &mut AlignedBuffer,

@@ -82,7 +82,7 @@ impl TableShared {
         }
     }
 
-    /// The same, with another answer to whether gets poll for their reads.
+    /// The same, with another answer to whether reads of single blocks are polled for.
     pub fn with_polling(self, polling: Polling) -> Self {
         Self { polling, ..self }
     }
@@ -361,7 +361,7 @@ pub struct CounterValues {
     /// Read calls for blocks, of data and of the index, that the cache did not have. Opening,
     /// verifying and rebuilding leaves are not counted.
     pub table_reads: u64,
-    /// Of those, the ones that gets polled for instead of sleeping.
+    /// Of those, the ones that were polled for instead of sleeping.
     pub table_reads_polled: u64,
     /// Bytes of those reads.
     pub table_bytes_read: u64,
