@@ -53,6 +53,7 @@ UNSAFE = {
     "crates/lightkv/src/engines/lightkv/top_leaf/loom_tests.rs": "tests that argument",
     "crates/lightkv/src/engines/lightkv/verify.rs": RECORDS,
     "crates/lightkv/src/engines/lightkv/write.rs": RECORDS,
+    "crates/lightkv/src/engines/scheduling.rs": "makes a system call that rustix does not have",
     "crates/lightkv/tests/kill/power_loss/volume.rs": "shuts a file system down",
     "crates/memory/src/fault_in.rs": "touches pages without changing a byte",
     "crates/memory/src/mapped_vec.rs": "stores elements in mapped memory",

@@ -47,6 +47,7 @@ use std::time::{Duration, Instant};
 
 use lightkv_vfs::{
     DeviceTurns, Mapping, OpenMode, PIECE_BYTES, Urgency, Vfs, VfsFile, is_out_of_descriptors,
+    remove_unread,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -672,8 +673,14 @@ impl FilePool {
     /// Removes a file. If that fails, it stays until the next recovery.
     fn delete(&self, file: JournalFile) {
         let path = file.path().to_path_buf();
+        // Others are mapped when they are in use.
+        let is_ordinary = file.capacity_bytes == self.settings.file_bytes;
         drop(file);
-        let _ = self.settings.vfs.remove_file(&path);
+        let vfs = &*self.settings.vfs;
+        let _ = match &self.settings.device {
+            Some(device) if is_ordinary => remove_unread(vfs, &path, device),
+            _ => vfs.remove_file(&path),
+        };
     }
 
     /// Writes out what the thread left to do, when it has ended, and what the active file has in staging. Removes the

@@ -26,6 +26,7 @@ use crate::{
 use lightkv_memory::MappedVec;
 use lightkv_vfs::{
     ALIGNMENT_BYTES_MAX, OpenMode, PIECE_BYTES, PendingWrite, Urgency, Vfs, VfsFile, WriteRequest,
+    shorten,
 };
 use std::fmt;
 use std::io;
@@ -549,7 +550,7 @@ impl TableWriter {
             if self.is_over_spare {
                 // Before the rest, for which the page cache would have to read what it is written over.
                 let end = self.written + whole as u64;
-                let cut = self.file.set_len(end);
+                let cut = self.cut_off(end);
                 self.note_failure("truncate", end, cut)?;
             }
             self.write_range(whole, len)?;
@@ -570,6 +571,14 @@ impl TableWriter {
         self.begin_write(whole);
         self.note_memory(0);
         Ok(())
+    }
+
+    /// Takes from a file that was written over what the new table does not need.
+    fn cut_off(&self, end: u64) -> io::Result<()> {
+        match &self.shared {
+            Some(shared) => shorten(&*self.file, self.file.len_bytes()?, end, shared.device()),
+            None => self.file.set_len(end),
+        }
     }
 
     /// Hands the first unwritten bytes to the device and goes on with the rest in another buffer.

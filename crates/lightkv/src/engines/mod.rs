@@ -9,6 +9,7 @@
 //! | `readers` | waiting for reads that began before |
 //! | `health` | whether writes may be acknowledged |
 //! | `counters`, `delays` | counters that stay on |
+//! | `scheduling` | what background threads ask the scheduler for |
 //! | `threads` | sharing the work of a recovery out |
 
 pub(crate) mod counters;
@@ -21,6 +22,7 @@ pub(crate) mod lightkv;
 pub(crate) mod manifest;
 pub(crate) mod manifest_layout;
 pub(crate) mod readers;
+pub(crate) mod scheduling;
 pub(crate) mod snapshots;
 pub(crate) mod store_directory;
 pub(crate) mod threads;

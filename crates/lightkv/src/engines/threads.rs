@@ -1,23 +1,10 @@
-//! Sharing work out between the threads of a recovery, and priorities of those that work in the background.
+//! Sharing work out between the threads of a recovery.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
 use crate::Result;
-
-/// Lets the calling thread have less of the processor than others, by its nice value: what wakes it does not give way to it. A hint.
-pub(crate) fn lower_priority(nice: i32) {
-    use rustix::process::{getpriority_process, setpriority_process};
-    // Of the calling thread, on Linux. A program that runs at a lower one keeps it.
-    let outcome = getpriority_process(None).and_then(|now| match now < nice {
-        true => setpriority_process(None, nice),
-        false => Ok(()),
-    });
-    if let Err(error) = outcome {
-        tracing::debug!(%error, nice, "cannot lower the priority of a thread");
-    }
-}
 
 /// How many threads read records back: as many as the process may use.
 pub(crate) fn thread_count() -> usize {

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use super::sampler::{Sampler, Totals};
 use super::update_queue::{Stopped, UpdateQueues};
 use super::wake::Event;
-use crate::engines::threads::lower_priority;
+use crate::engines::scheduling::lower_priority;
 
 /// How many threads there are, and for what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

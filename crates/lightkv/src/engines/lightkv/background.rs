@@ -15,7 +15,7 @@ use super::partition::Partition;
 use super::readers::{collect_garbage, settle_garbage};
 use super::store::Store;
 use super::table_set::NewRecords;
-use crate::engines::threads::lower_priority;
+use crate::engines::scheduling::{lower_priority, work_in_batches};
 use crate::error::Shortage;
 use crate::{Error, Result};
 
@@ -497,6 +497,7 @@ impl Background {
         if role.merges() {
             lower_priority(COMPACTION_NICE);
         }
+        work_in_batches();
         while let Some(job) = self.next(store, role) {
             self.perform(store, job);
         }

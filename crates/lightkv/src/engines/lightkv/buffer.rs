@@ -3,12 +3,10 @@
 //! With persistent memory the pool holds the only copy of fresh data; without it, it is plain memory
 //! and the journal holds the copy that survives. Everything above this file is the same for both.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use lightkv_pmem::{Arena, LineTail, Pool, Run, SourceKind, prefetch_store};
-use lightkv_vfs::Vfs;
 use parking_lot::{Mutex, RwLock};
 
 use super::pool_image_layout::CleanMark;
@@ -17,6 +15,7 @@ use super::record_layout::{
     record_len,
 };
 use super::sizes::Sizes;
+use super::table_set::TableContext;
 use crate::{Error, Result};
 
 /// From this much use on the pool grows ahead of its users.
@@ -497,7 +496,7 @@ pub(crate) struct Segment {
     inherited: Mutex<Vec<Arc<RunHandle>>>,
     extent: SegmentExtent,
     /// Value files that only records of this segment refer to, and that no table needs.
-    obsolete_files: Mutex<Option<ObsoleteFiles>>,
+    obsolete_values: Mutex<Option<ObsoleteValues>>,
 }
 
 /// What every append to a segment changes, in a cache line of its own.
@@ -513,8 +512,8 @@ struct SegmentExtent {
     journal_start: AtomicU64,
 }
 
-/// Files to remove, and the file system they are in.
-type ObsoleteFiles = (Arc<dyn Vfs>, Vec<PathBuf>);
+/// Numbers of value files, and who removes them.
+type ObsoleteValues = (Arc<TableContext>, Vec<u64>);
 
 /// How far a sorted view has read a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -534,7 +533,7 @@ impl Segment {
                 sequence_max: AtomicU64::new(0),
                 journal_start: AtomicU64::new(u64::MAX),
             },
-            obsolete_files: Mutex::new(None),
+            obsolete_values: Mutex::new(None),
         }
     }
 
@@ -609,16 +608,15 @@ impl Segment {
         self.extent.sequence_min.load(Ordering::Relaxed)
     }
 
-    /// Removes files when the last reader of this segment is gone.
-    pub(crate) fn remove_files_on_drop(&self, vfs: Arc<dyn Vfs>, paths: Vec<PathBuf>) {
-        if paths.is_empty() {
+    /// Discards value files when the last reader of this segment is gone.
+    pub(crate) fn discard_on_drop(&self, tables: &Arc<TableContext>, values: &[u64]) {
+        if values.is_empty() {
             return;
         }
         // Several partitions may have flushed it, each its part.
-        match &mut *self.obsolete_files.lock() {
-            Some((_, known)) => known.extend(paths),
-            none => *none = Some((vfs, paths)),
-        }
+        let mut obsolete = self.obsolete_values.lock();
+        let (_, known) = obsolete.get_or_insert_with(|| (tables.clone(), Vec::new()));
+        known.extend(values);
     }
 
     pub(crate) fn journal_start(&self) -> u64 {
@@ -669,13 +667,8 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        if let Some((vfs, paths)) = self.obsolete_files.get_mut().take() {
-            for path in paths {
-                // What cannot be removed now is removed at the next open: nothing refers to it.
-                if let Err(error) = vfs.remove_file(&path) {
-                    tracing::warn!(path = %path.display(), %error, "cannot remove an obsolete file");
-                }
-            }
+        if let Some((tables, values)) = self.obsolete_values.get_mut().take() {
+            tables.discard_values(&values);
         }
     }
 }

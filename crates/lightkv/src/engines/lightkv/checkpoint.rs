@@ -54,7 +54,7 @@ impl Store {
             }
         };
         tracing::trace!(through, "the tables of a checkpoint are known");
-        held.iter().for_each(|table| table.share_file());
+        held.iter().for_each(|table| table.share_files());
         drop(limit);
         drop(moment);
         let result = self.write_checkpoint(directory, state, through);

@@ -10,7 +10,6 @@
 //! every batch with a record in the flush is complete before its records leave the pool, and the
 //! manifest says so (`complete_through`): recovery does not need to find all of it.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -27,7 +26,7 @@ use super::range_deletions::Retention;
 use super::sorted_view::SortedEntry;
 use super::store::Store;
 use super::table_list::TableList;
-use super::table_set::{NewRecords, table_path, value_path};
+use super::table_set::{NewRecords, table_path};
 use super::value_file::ValueReference;
 use crate::Result;
 
@@ -444,7 +443,7 @@ impl Store {
             .flushed_through
             .store(flushed_through, Ordering::Relaxed);
         leaf.segment
-            .remove_files_on_drop(self.vfs.clone(), self.value_paths(&flushed.orphaned_values));
+            .discard_on_drop(&self.tables, &flushed.orphaned_values);
         let mut writer = partition.lock();
         let mut view = partition.view(&guard).clone();
         debug_assert!(
@@ -543,13 +542,6 @@ impl Store {
             };
             self.tables.unregister(metadata.file_number, &orphaned);
         }
-    }
-
-    fn value_paths(&self, numbers: &[u64]) -> Vec<PathBuf> {
-        numbers
-            .iter()
-            .map(|&number| value_path(&self.directory, number))
-            .collect()
     }
 
     /// Lets the journal recycle the files that are wholly in tables. The manifest learns first where

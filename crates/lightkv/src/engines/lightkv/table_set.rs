@@ -2,6 +2,7 @@
 //! first read, and files of both kinds are deleted after the last use.
 
 use std::collections::HashMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -43,9 +44,31 @@ pub(crate) struct TableContext {
 pub(crate) struct Discarded {
     reader: Option<Arc<TableReader>>,
     path: PathBuf,
-    /// Length of a table that another may be written over. Not of one whose file has, or had, a name in another store: a scan there may
-    /// read it still when that store has removed its name. A value file is never written over.
+    /// Of a table, which another may be written over; a value file never is.
     table_len_bytes: Option<u64>,
+    /// See [`Table::is_private`].
+    is_private: bool,
+}
+
+impl Discarded {
+    fn value(directory: &Path, file_number: u64, is_private: bool) -> Self {
+        Self {
+            reader: None,
+            path: value_path(directory, file_number),
+            table_len_bytes: None,
+            is_private,
+        }
+    }
+
+    /// Whether nobody can read it, in this process or another.
+    fn is_unread(&mut self) -> bool {
+        let is_read = self.reader.take().is_some_and(|reader| {
+            reader.forget_blocks();
+            // A scan may have let go of the table but not of its reader.
+            Arc::into_inner(reader).is_none()
+        });
+        self.is_private && !is_read
+    }
 }
 
 /// The newest records of a table that a merge wrote, which the cache is to be told of: those that are cached stand for it from then on.
@@ -128,8 +151,8 @@ impl TableContext {
         }
     }
 
-    /// The value files that a table refers to; the same ones for every table.
-    fn values(self: &Arc<Self>, references: &[u64]) -> Vec<Arc<ValueFile>> {
+    /// The value files that a table refers to; the same ones for every table. Those that no other refers to are as private as it is.
+    fn values(self: &Arc<Self>, references: &[u64], is_private: bool) -> Vec<Arc<ValueFile>> {
         if references.is_empty() {
             return Vec::new();
         }
@@ -141,6 +164,7 @@ impl TableContext {
                     file_number: number,
                     context: self.clone(),
                     obsolete: AtomicBool::new(false),
+                    is_private: AtomicBool::new(is_private),
                 });
                 values.insert(number, Arc::downgrade(&value));
                 value
@@ -169,49 +193,60 @@ impl TableContext {
         let table_bytes = live.values().map(|it| it.metadata.file_len_bytes).sum();
         drop(live);
         for mut file in discarded {
-            if !self.keep_spare(&mut file, table_bytes) {
-                self.remove([file.path]);
+            if !file.is_unread() {
+                self.note_removal(&file.path, self.vfs.remove_file(&file.path));
+            } else if !self.keep_spare(&file, table_bytes) {
+                self.remove_unread([file.path]);
             }
         }
     }
 
     /// Removes what was kept to be written over, if no table has been for a while.
     pub(crate) fn remove_unused_spares(&self) {
-        self.remove(self.spares.give_up_unused());
+        self.remove_unread(self.spares.give_up_unused());
     }
 
     /// As [`remove_discarded`](TableContext::remove_discarded), but keeps none: their space is wanted.
     pub(crate) fn free_discarded(&self) {
         self.remove_discarded();
-        self.remove(self.spares.give_up());
+        self.remove_unread(self.spares.give_up());
     }
 
     /// Removes the files of discarded tables, and keeps none from now on.
     pub(crate) fn remove_all_discarded(&self) {
-        self.remove(self.spares.close());
+        self.remove_unread(self.spares.close());
         self.remove_discarded();
     }
 
-    /// Keeps the file of a discarded table to be written over, if nobody can read it.
-    fn keep_spare(&self, file: &mut Discarded, table_bytes: u64) -> bool {
-        let is_read = file.reader.take().is_some_and(|reader| {
-            reader.forget_blocks();
-            // A scan may have let go of the table but not of its reader.
-            Arc::into_inner(reader).is_none()
-        });
-        !is_read
-            && file.table_len_bytes.is_some_and(|len_bytes| {
-                let vfs = self.vfs.as_ref();
-                self.spares.keep(vfs, &file.path, len_bytes, table_bytes)
-            })
+    /// Lets the background threads remove value files that no table refers to, nor did, and that nobody reads any more.
+    pub(crate) fn discard_values(&self, file_numbers: &[u64]) {
+        let discarded = |&file_number| Discarded::value(&self.directory, file_number, true);
+        self.discarded
+            .lock()
+            .extend(file_numbers.iter().map(discarded));
     }
 
-    fn remove(&self, paths: impl IntoIterator<Item = PathBuf>) {
+    /// Keeps the file of a discarded table that nobody can read to be written over.
+    fn keep_spare(&self, file: &Discarded, table_bytes: u64) -> bool {
+        file.table_len_bytes.is_some_and(|len_bytes| {
+            let vfs = self.vfs.as_ref();
+            self.spares.keep(vfs, &file.path, len_bytes, table_bytes)
+        })
+    }
+
+    /// Removes files that nobody can read.
+    fn remove_unread(&self, paths: impl IntoIterator<Item = PathBuf>) {
         for path in paths {
-            // A file that cannot be removed is removed at the next open: no manifest names it.
-            if let Err(error) = self.vfs.remove_file(&path) {
-                tracing::warn!(path = %path.display(), %error, "cannot remove an obsolete file");
-            }
+            let vfs = self.vfs.as_ref();
+            let outcome = lightkv_vfs::remove_unread(vfs, &path, self.shared.device());
+            self.note_removal(&path, outcome);
+        }
+    }
+
+    /// A file that cannot be removed is removed at the next open: no manifest names it.
+    fn note_removal(&self, path: &Path, outcome: io::Result<()>) {
+        if let Err(error) = outcome {
+            tracing::warn!(path = %path.display(), %error, "cannot remove an obsolete file");
         }
     }
 
@@ -258,7 +293,7 @@ pub(crate) struct Table {
 impl Table {
     fn new(metadata: TableMetadata, is_private: bool, context: Arc<TableContext>) -> Arc<Self> {
         Arc::new(Self {
-            values: context.values(&metadata.references),
+            values: context.values(&metadata.references, is_private),
             metadata,
             context,
             reader: std::sync::OnceLock::new(),
@@ -268,13 +303,16 @@ impl Table {
         })
     }
 
-    /// Its file gets a name in another store.
-    pub(crate) fn share_file(&self) {
+    /// Its file, and those that it refers to, get names in another store.
+    pub(crate) fn share_files(&self) {
         // Relaxed: the caller holds the table, and whoever drops it as the last one sees what was done before.
         self.is_private.store(false, Ordering::Relaxed);
+        for value in &self.values {
+            value.is_private.store(false, Ordering::Relaxed);
+        }
     }
 
-    /// Whether no other store knows its file, nor did.
+    /// Whether no other store knows its file, nor did: a scan there may read it still when that store has removed its name.
     pub(crate) fn is_private(&self) -> bool {
         self.is_private.load(Ordering::Relaxed)
     }
@@ -360,7 +398,8 @@ impl Drop for Table {
             self.context.discarded.lock().push(Discarded {
                 reader: self.reader.take(),
                 path: table_path(&self.context.directory, self.metadata.file_number),
-                table_len_bytes: (self.is_private()).then_some(self.metadata.file_len_bytes),
+                table_len_bytes: Some(self.metadata.file_len_bytes),
+                is_private: self.is_private(),
             });
         }
     }
@@ -376,6 +415,8 @@ pub(crate) struct ValueFile {
     context: Arc<TableContext>,
     /// No table that a manifest names refers to it any more: the file goes with the last holder.
     obsolete: AtomicBool,
+    /// As [`Table::is_private`]. The inputs of a merge hold it until the new table does, so that is not forgotten.
+    is_private: AtomicBool,
 }
 
 impl Drop for ValueFile {
@@ -390,11 +431,10 @@ impl Drop for ValueFile {
         }
         drop(values);
         if self.obsolete.load(Ordering::Acquire) {
-            self.context.discarded.lock().push(Discarded {
-                reader: None,
-                path: value_path(&self.context.directory, self.file_number),
-                table_len_bytes: None,
-            });
+            let is_private = self.is_private.load(Ordering::Relaxed);
+            let directory = &self.context.directory;
+            let discarded = Discarded::value(directory, self.file_number, is_private);
+            self.context.discarded.lock().push(discarded);
         }
     }
 }
@@ -475,9 +515,12 @@ pub(crate) mod tests {
 
     const STORE: &str = "/store";
 
-    /// A table written over while a scan reads it would be damaged to the scan, be it one of another store that has removed its name of it.
+    /// A table that is written over, or loses its end before it is closed, while a scan reads it would be damaged to the scan, be it one of another store
+    /// that has removed its name of it.
     #[test]
-    fn only_a_table_that_nobody_can_read_is_kept_to_be_written_over() {
+    fn only_a_table_that_nobody_can_read_is_written_over_or_cut() {
+        // More than one cut.
+        let value = vec![7; 2 << 20];
         for (is_read, is_shared) in [(false, false), (true, false), (false, true)] {
             let files = Files::new(&[]);
             let context = &files.context;
@@ -488,7 +531,7 @@ pub(crate) mod tests {
             };
             let vfs = context.vfs.clone();
             let mut writer = TableWriter::create(vfs, &path[0], 7, options).unwrap();
-            writer.add(b"key", 1, EntryKind::Put, b"value").unwrap();
+            writer.add(b"key", 1, EntryKind::Put, &value).unwrap();
             writer.finish().unwrap();
             let metadata = TableMetadata {
                 file_number: 7,
@@ -496,7 +539,7 @@ pub(crate) mod tests {
             };
             let table = context.register_as(metadata, true);
             if is_shared {
-                table.share_file();
+                table.share_files();
             }
             let reader = TableReader::open(
                 context.vfs.clone(),
@@ -509,16 +552,44 @@ pub(crate) mod tests {
             let reader = Arc::new(reader.unwrap());
             table.reader.set(reader).unwrap();
             let scan = is_read.then(|| table.iterator(IteratorOptions::default()).unwrap());
+            let other = context.vfs.open(&path[0], OpenMode::Read).unwrap();
+            let len_bytes = other.len_bytes().unwrap();
             drop(table);
             context.unregister(7, &[]);
             context.remove_discarded();
             let is_kept = !is_read && !is_shared;
             assert_eq!(files.exist(&path), [is_kept]);
-            assert_eq!(context.spares.take(0).is_some(), is_kept);
+            assert_eq!(other.len_bytes().unwrap(), len_bytes);
+            context.remove_all_discarded();
+            assert_eq!(other.len_bytes().unwrap() < len_bytes, is_kept);
             if let Some(mut scan) = scan {
                 scan.seek_first().unwrap();
-                assert_eq!(scan.key(), b"key");
+                assert_eq!((scan.key(), scan.value()), (&b"key"[..], &value[..]));
             }
+        }
+    }
+
+    /// As above: a reader of the other store has it open.
+    #[test]
+    fn a_value_file_that_another_store_knows_is_not_cut() {
+        for is_shared in [false, true] {
+            let path = [value_path(Path::new(STORE), 8)];
+            let files = Files::new(&path);
+            let mut holder = files.register(7, &[8]);
+            if is_shared {
+                holder.share_files();
+            }
+            // A merge.
+            let new = files.register(9, &[8]);
+            files.context.unregister(7, &[]);
+            drop(std::mem::replace(&mut holder, new));
+            let file = files.vfs.open(&path[0], OpenMode::ReadWrite).unwrap();
+            file.set_len(2 << 20).unwrap();
+            files.context.unregister(9, &[8]);
+            drop(holder);
+            files.context.remove_discarded();
+            assert_eq!(files.exist(&path), [false]);
+            assert_eq!(file.len_bytes().unwrap() == 2 << 20, is_shared);
         }
     }
 

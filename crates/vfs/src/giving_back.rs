@@ -1,0 +1,101 @@
+//! Space that goes back to the file system, a little at a time.
+//!
+//! Many file systems tell the device at once of what was freed (mounted with `discard`), and a device may do nothing else meanwhile: one took
+//! 0.08 ms for each such message and 0.17 ms for each MiB, so that a read waited 3 ms behind the end of a file of 16 MiB
+//! (docs/benchmarks.md, "What the slowest wait for"). So files lose [`CUT_BYTES`] at a time, in [turns](DeviceTurns) beside reads that
+//! somebody waits for. Where nothing is told, or later and all at once, this costs a call for each cut.
+
+use std::io;
+use std::path::Path;
+
+use crate::{DeviceTurns, OpenMode, Urgency, Vfs, VfsFile};
+
+/// How much a file loses at a time, in bytes: as long as a read waits for the device anyway.
+const CUT_BYTES: u64 = 512 << 10;
+
+/// Shortens a file from one length to another, in bytes.
+pub fn shorten(file: &dyn VfsFile, from: u64, to: u64, device: &DeviceTurns) -> io::Result<()> {
+    let mut len = from;
+    while len > to {
+        len = to.max(len.saturating_sub(CUT_BYTES));
+        device.transfer(Urgency::Patient, || file.set_len(len))?;
+    }
+    Ok(())
+}
+
+/// As [`Vfs::remove_file`], for a file that nobody reads or maps, in whatever process, nor will if it has other names: whoever had it open
+/// would find its end gone.
+///
+/// The name goes first, so what an interruption leaves is a file or none, never a part of one. A file with another name keeps all that it has.
+pub fn remove_unread(vfs: &dyn Vfs, path: &Path, device: &DeviceTurns) -> io::Result<()> {
+    let is_only_name = matches!(vfs.link_count(path), Ok(1));
+    let file = is_only_name.then(|| vfs.open(path, OpenMode::ReadWrite));
+    vfs.remove_file(path)?;
+    if let Some(Ok(file)) = file {
+        give_back(&*file, device);
+    }
+    Ok(())
+}
+
+/// Gives back what a file without a name takes, but for a last part that goes when it is closed. Without success it all goes then.
+fn give_back(file: &dyn VfsFile, device: &DeviceTurns) {
+    if let Ok(len) = file.len_bytes() {
+        let last = len.min(CUT_BYTES);
+        let _ = shorten(file, len, last, device);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::{MemoryVfs, Operation};
+
+    const PATH: &str = "/file";
+    const LEN: u64 = 3 * CUT_BYTES + 10;
+
+    /// A file system with a file, and what is done to it from then on.
+    fn with_file() -> (MemoryVfs, Arc<dyn VfsFile>, Arc<Mutex<Vec<Operation>>>) {
+        let vfs = MemoryVfs::new();
+        let file = vfs.open(Path::new(PATH), OpenMode::CreateNew).unwrap();
+        file.write_all_at(&vec![7; LEN as usize], 0).unwrap();
+        let done = Arc::new(Mutex::new(Vec::new()));
+        let note = done.clone();
+        vfs.observe_changes(Some(Arc::new(move |operation| note.lock().push(operation))));
+        (vfs, file, done)
+    }
+
+    #[test]
+    fn a_file_is_shortened_by_steps() {
+        let (_vfs, file, done) = with_file();
+        let device = DeviceTurns::default();
+        shorten(&*file, LEN, 5, &device).unwrap();
+        assert_eq!(file.len_bytes().unwrap(), 5);
+        assert_eq!(*done.lock(), [Operation::SetLen; 4]);
+        shorten(&*file, 5, 5, &device).unwrap();
+        assert_eq!(done.lock().len(), 4, "nothing was left to cut");
+    }
+
+    #[test]
+    fn the_name_goes_first_and_the_space_by_steps() {
+        let (vfs, file, done) = with_file();
+        remove_unread(&vfs, Path::new(PATH), &DeviceTurns::default()).unwrap();
+        assert!(!vfs.exists(Path::new(PATH)).unwrap());
+        let steps = [Operation::SetLen; 3];
+        assert_eq!(*done.lock(), [&[Operation::Remove], &steps[..]].concat());
+        assert_eq!(file.len_bytes().unwrap(), CUT_BYTES);
+    }
+
+    #[test]
+    fn what_has_another_name_keeps_its_content() {
+        let (vfs, file, _) = with_file();
+        vfs.hard_link(Path::new(PATH), Path::new("/other")).unwrap();
+        remove_unread(&vfs, Path::new(PATH), &DeviceTurns::default()).unwrap();
+        assert_eq!(file.len_bytes().unwrap(), LEN);
+        let missing = remove_unread(&vfs, Path::new(PATH), &DeviceTurns::default());
+        assert_eq!(missing.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}
