@@ -18,6 +18,9 @@ const SINGLE_PART: usize = 4;
 /// that are in no cache either: on a virtual machine that took as long as the record itself.
 const LARGE_PAGES_FROM_BYTES: usize = 2 << 20;
 
+/// Most chunks that are there before somebody wants them.
+const READY_CHUNKS_MAX: usize = 8;
+
 /// A mapping, and which of its units are free. Dropped, and so unmapped, with the last string in it, once the
 /// arena does not list it any more.
 #[derive(Debug)]
@@ -34,11 +37,8 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    fn new(len_bytes: usize, single: bool, mapped_bytes: &Arc<AtomicU64>) -> Option<Arc<Self>> {
-        let memory = Mapping::new(len_bytes).ok()?;
-        if !single && len_bytes >= LARGE_PAGES_FROM_BYTES {
-            memory.prefer_large_pages();
-        }
+    fn new(memory: Mapping, single: bool, mapped_bytes: &Arc<AtomicU64>) -> Option<Arc<Self>> {
+        let len_bytes = memory.len_bytes();
         let count = u32::try_from(len_bytes / UNIT_BYTES).ok()?;
         mapped_bytes.fetch_add(len_bytes as u64, Ordering::Relaxed);
         Some(Arc::new(Self {
@@ -102,6 +102,10 @@ impl Drop for Chunk {
 pub struct ByteArena {
     chunk_bytes: usize,
     chunks: RwLock<Vec<Arc<Chunk>>>,
+    /// Chunks that are in memory already, for when the others have no room.
+    ready: Mutex<Vec<Arc<Chunk>>>,
+    /// How often that was so since there were enough of these. Relaxed: a hint.
+    opened: AtomicUsize,
     /// Place of the chunk that had room last.
     cursor: AtomicUsize,
     /// Of all chunks, those included that are in no list any more. Relaxed: a level.
@@ -114,6 +118,8 @@ impl ByteArena {
         Self {
             chunk_bytes: chunk_bytes.max(1).next_multiple_of(PAGE_BYTES),
             chunks: RwLock::default(),
+            ready: Mutex::default(),
+            opened: AtomicUsize::new(0),
             cursor: AtomicUsize::new(0),
             mapped_bytes: Arc::default(),
         }
@@ -132,18 +138,67 @@ impl ByteArena {
         let needed_bytes = units as usize * UNIT_BYTES;
         if needed_bytes > self.chunk_bytes / SINGLE_PART {
             let mapping_bytes = needed_bytes.next_multiple_of(PAGE_BYTES);
-            let chunk = may_map(mapping_bytes as u64)
-                .then(|| Chunk::new(mapping_bytes, true, &self.mapped_bytes))??;
+            let memory = may_map(mapping_bytes as u64).then(|| Mapping::new(mapping_bytes))?;
+            let chunk = Chunk::new(memory.ok()?, true, &self.mapped_bytes)?;
             return Some(SharedBytes::store(chunk, 0, parts));
         }
         let (chunk, first) = self.take(units).or_else(|| {
-            let chunk = may_map(self.chunk_bytes as u64)
-                .then(|| Chunk::new(self.chunk_bytes, false, &self.mapped_bytes))??;
+            let chunk = self.open_chunk(may_map)?;
             let first = chunk.take(units)?;
             self.chunks.write().push(Arc::clone(&chunk));
             Some((chunk, first))
         })?;
         Some(SharedBytes::store(chunk, first, parts))
+    }
+
+    /// A chunk that is ready, or else a new one.
+    fn open_chunk(&self, may_map: impl FnOnce(u64) -> bool) -> Option<Arc<Chunk>> {
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        let ready = self.ready.lock().pop();
+        ready.or_else(|| {
+            let memory = self.map_chunk(may_map)?;
+            if self.has_large_pages() && self.chunks.read().is_empty() {
+                // Nobody could know that it would be wanted.
+                memory.avoid_large_pages();
+            }
+            Chunk::new(memory, false, &self.mapped_bytes)
+        })
+    }
+
+    fn map_chunk(&self, may_map: impl FnOnce(u64) -> bool) -> Option<Mapping> {
+        let memory = may_map(self.chunk_bytes as u64).then(|| Mapping::new(self.chunk_bytes));
+        let memory = memory?.ok()?;
+        if self.has_large_pages() {
+            memory.prefer_large_pages();
+        }
+        Some(memory)
+    }
+
+    fn has_large_pages(&self) -> bool {
+        self.chunk_bytes >= LARGE_PAGES_FROM_BYTES
+    }
+
+    /// Has one more chunk ready for when the others have no room, if they shall have large pages and `may_map`, which is asked with its length in bytes,
+    /// allows it; tells whether yet more are wanted. One always is, and twice as many as were opened since there last were enough. For background
+    /// threads that nobody waits for: the kernel took 0.2 to 8 ms for each of these pages, so reads that stored what they had read waited up to 14 ms.
+    pub fn make_ready(&self, may_map: impl FnOnce(u64) -> bool) -> bool {
+        if !self.has_large_pages() || self.chunks.read().is_empty() {
+            return false;
+        }
+        // Relaxed: what is opened meanwhile is noticed the next time, or not.
+        let wanted = (2 * self.opened.load(Ordering::Relaxed)).clamp(1, READY_CHUNKS_MAX);
+        let present = self.ready.lock().len();
+        if present >= wanted {
+            self.opened.store(0, Ordering::Relaxed);
+            return false;
+        }
+        let Some(memory) = self.map_chunk(may_map) else {
+            return false;
+        };
+        memory.fault_in_by_turns();
+        let chunk = Chunk::new(memory, false, &self.mapped_bytes);
+        self.ready.lock().extend(chunk);
+        present + 1 < wanted
     }
 
     /// Units of a chunk that is there.
@@ -170,7 +225,13 @@ impl ByteArena {
     pub fn give_up(&self, mapped_bytes_max: u64) -> bool {
         let mut chunks = self.chunks.write();
         // What was given up before is on its way.
-        let listed_bytes = (chunks.len() * self.chunk_bytes) as u64;
+        let mut listed_bytes = (chunks.len() * self.chunk_bytes) as u64;
+        let mut ready = self.ready.lock();
+        // Those without anything in them first.
+        let ready_bytes = mapped_bytes_max.saturating_sub(listed_bytes);
+        ready.truncate((ready_bytes / self.chunk_bytes as u64) as usize);
+        listed_bytes += (ready.len() * self.chunk_bytes) as u64;
+        drop(ready);
         let surplus_bytes = listed_bytes.saturating_sub(mapped_bytes_max);
         let count = surplus_bytes.div_ceil(self.chunk_bytes as u64) as usize;
         if count == 0 {
@@ -277,6 +338,45 @@ mod tests {
             stored.iter().all(|bytes| bytes[..] == [3; 1000]),
             "they keep it"
         );
+    }
+
+    #[test]
+    fn chunks_are_ready_for_who_opens_them() {
+        let arena = ByteArena::new(LARGE_PAGES_FROM_BYTES);
+        let chunk_bytes = LARGE_PAGES_FROM_BYTES as u64;
+        // A little more than half of what is not a single: five to a chunk.
+        let part = vec![1; LARGE_PAGES_FROM_BYTES / 6];
+        let fill = |chunks: usize, may_map: bool| -> Vec<_> {
+            let stored = (0..5 * chunks).map(|_| arena.store(&[&part], |_| may_map).unwrap());
+            stored.collect()
+        };
+        let make_ready = || while arena.make_ready(|_| true) {};
+        make_ready();
+        assert_eq!(arena.mapped_bytes(), 0, "nobody has stored anything");
+        let mut stored = fill(1, true);
+        let is_refused = |bytes| {
+            assert_eq!(bytes, chunk_bytes);
+            false
+        };
+        assert!(!arena.make_ready(is_refused));
+        assert_eq!(arena.mapped_bytes(), chunk_bytes);
+        assert!(arena.make_ready(|_| true), "one of two");
+        make_ready();
+        assert_eq!(arena.mapped_bytes(), 3 * chunk_bytes);
+        // Without a mapping.
+        stored.extend(fill(2, false));
+        assert!(arena.store(&[&part], |_| false).is_none());
+        make_ready();
+        assert_eq!(arena.mapped_bytes(), 11 * chunk_bytes, "at most eight");
+        make_ready();
+        assert_eq!(arena.mapped_bytes(), 11 * chunk_bytes, "they stay");
+        assert!(!arena.give_up(3 * chunk_bytes));
+        assert_eq!(arena.mapped_bytes(), 3 * chunk_bytes, "those go first");
+        make_ready();
+        assert_eq!(arena.mapped_bytes(), 4 * chunk_bytes, "one always is ready");
+        assert!(arena.give_up(2 * chunk_bytes));
+        assert_eq!(arena.mapped_bytes(), 3 * chunk_bytes);
+        assert!(stored.iter().all(|bytes| bytes[..] == part[..]));
     }
 
     #[test]

@@ -35,22 +35,29 @@ impl Mapping {
     }
 
     /// Asks for large pages, where all of one lies in it: for memory that is touched everywhere and at random. A hint.
-    #[cfg(not(miri))]
     pub(crate) fn prefer_large_pages(&self) {
-        use rustix::mm::{Advice, madvise};
-        // SAFETY: exactly what `new` obtained, and the advice changes no byte of it. A kernel without large pages refuses.
-        let _ = unsafe {
-            madvise(
-                self.start.as_ptr().cast(),
-                self.len_bytes,
-                Advice::LinuxHugepage,
-            )
-        };
+        #[cfg(not(miri))]
+        self.advise(rustix::mm::Advice::LinuxHugepage);
+    }
+
+    /// Asks for small pages, which are there sooner, also where large ones are usual. A hint.
+    pub(crate) fn avoid_large_pages(&self) {
+        #[cfg(not(miri))]
+        self.advise(rustix::mm::Advice::LinuxNoHugepage);
+    }
+
+    /// Has all of its pages provided, by a thread that nobody waits for.
+    pub(crate) fn fault_in_by_turns(&self) {
+        // SAFETY: the whole mapping, which stays as long as `self`.
+        unsafe { crate::fault_in_by_turns(self.start.as_ptr(), self.len_bytes) };
     }
 
     /// Miri has no pages.
-    #[cfg(miri)]
-    pub(crate) fn prefer_large_pages(&self) {}
+    #[cfg(not(miri))]
+    fn advise(&self, advice: rustix::mm::Advice) {
+        // SAFETY: exactly what `new` obtained, and such advice changes no byte of it. A kernel without large pages refuses.
+        let _ = unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.len_bytes, advice) };
+    }
 
     /// The same memory, moved if need be, with zeros behind it. `len_bytes` as in [`Mapping::new`], and no less
     /// than before. Gone if that fails.

@@ -343,6 +343,17 @@ impl TableCache {
         self.swept.store(given_up, Ordering::Relaxed);
     }
 
+    /// Has memory ready for what will be stored; tells whether more is wanted. For background threads.
+    pub(crate) fn make_ready(&self) -> bool {
+        let capacity_bytes = self.capacity_bytes.load(Ordering::Relaxed);
+        let may_map = |bytes| self.may_map(bytes, capacity_bytes);
+        !self.wants_sweep() && self.memory.make_ready(may_map)
+    }
+
+    fn may_map(&self, bytes: u64, capacity_bytes: u64) -> bool {
+        self.memory_bytes() + bytes + headroom_bytes(capacity_bytes) <= capacity_bytes
+    }
+
     fn wants_sweep(&self) -> bool {
         self.given_up.load(Ordering::Relaxed) != self.swept.load(Ordering::Relaxed)
     }
@@ -354,9 +365,7 @@ impl TableCache {
             // Until it is swept.
             return None;
         }
-        let may_map = |bytes: u64| {
-            self.memory_bytes() + bytes + headroom_bytes(capacity_bytes) <= capacity_bytes
-        };
+        let may_map = |bytes| self.may_map(bytes, capacity_bytes);
         let stored = self.memory.store(parts, may_map);
         if stored.is_some() {
             let count = self.stored.fetch_add(1, Ordering::Relaxed);

@@ -190,6 +190,12 @@ impl TableShared {
         self.cache.sweep(|| self.give_way());
     }
 
+    /// Has some memory ready that the cache will soon take from the system, which may take milliseconds: a get that stores what it has read would wait
+    /// for it. Tells whether more is wanted. To be called every tenth of a second or more often, by a background thread that nobody waits for.
+    pub fn make_cache_ready(&self) -> bool {
+        self.cache.make_ready()
+    }
+
     /// Says what the limit of the cache can become as it fills, in bytes: whether gets leave blocks or records goes by that.
     pub fn set_cache_reachable_bytes(&self, reachable_bytes: u64) {
         self.cache.set_reachable_bytes(reachable_bytes);

@@ -500,6 +500,9 @@ impl Background {
         work_in_batches();
         while let Some(job) = self.next(store, role) {
             self.perform(store, job);
+            if role == Role::Flusher {
+                store.tables.shared.make_cache_ready();
+            }
         }
     }
 
@@ -599,6 +602,9 @@ impl Background {
                     store.tables.remove_discarded();
                     store.tables.remove_unused_spares();
                     store.balance_memory();
+                    // A writer may come meanwhile, and memory for what it writes is more urgent.
+                    let may_go_on = || !store.buffer.wants_growth();
+                    while may_go_on() && store.tables.shared.make_cache_ready() {}
                 });
                 is_balanced = true;
                 continue;
