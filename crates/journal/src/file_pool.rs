@@ -46,8 +46,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use lightkv_vfs::{
-    DeviceTurns, Mapping, OpenMode, PIECE_BYTES, Urgency, Vfs, VfsFile, is_out_of_descriptors,
-    remove_unread,
+    DeviceTurns, Mapping, OpenMode, PIECE_BYTES, RemovedFile, Urgency, Vfs, VfsFile,
+    is_out_of_descriptors,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -153,6 +153,8 @@ struct PoolState {
     spares: Vec<JournalFile>,
     /// To be deleted by the thread: that takes milliseconds.
     surplus: Vec<JournalFile>,
+    /// One of these that has no name any more, but space.
+    removed: Option<RemovedFile>,
     /// In the order of their generations, which is that of their use.
     prepared: VecDeque<PreparedFile>,
     is_preparing: bool,
@@ -203,6 +205,7 @@ impl FilePool {
             state: Mutex::new(PoolState {
                 spares,
                 surplus,
+                removed: None,
                 prepared: VecDeque::new(),
                 is_preparing: false,
                 prepared_at: Instant::now(),
@@ -606,11 +609,7 @@ impl FilePool {
                 Task::MakeStaging => self.complete_staging(&mut state),
                 // An error is not lost: who needs the staging file or a sync tries, too.
                 Task::WriteOut => self.write_next(&mut state),
-                Task::Delete => {
-                    if let Some(file) = state.surplus.pop() {
-                        parking_lot::MutexGuard::unlocked(&mut state, || self.delete(file));
-                    }
-                }
+                Task::Delete => self.delete_next(&mut state),
                 Task::GiveUpSpares { rest_at } => {
                     if Instant::now() >= rest_at {
                         state.give_up_spares(SPARE_FILES_AT_REST);
@@ -670,17 +669,45 @@ impl FilePool {
         self.finished.notify_all();
     }
 
-    /// Removes a file. If that fails, it stays until the next recovery.
+    /// Goes on with a file that was removed, or else begins with another. Called with the lock, works without it.
+    fn delete_next(&self, state: &mut parking_lot::MutexGuard<'_, PoolState>) {
+        let removed = state.removed.take();
+        let surplus = match removed {
+            Some(_) => None,
+            None => state.surplus.pop(),
+        };
+        let delete_some = || self.delete_some(removed, surplus);
+        state.removed = parking_lot::MutexGuard::unlocked(state, delete_some);
+    }
+
+    /// A part at a time, for reads wait for what a device is told of free blocks. What is returned is not done yet.
+    fn delete_some(
+        &self,
+        removed: Option<RemovedFile>,
+        surplus: Option<JournalFile>,
+    ) -> Option<RemovedFile> {
+        let device = self.settings.device.as_deref();
+        let mut removed = removed.or_else(|| {
+            let surplus = surplus?;
+            // Others are mapped when they are in use.
+            let is_ordinary = surplus.capacity_bytes == self.settings.file_bytes;
+            if device.is_none() || !is_ordinary {
+                self.delete(surplus);
+                return None;
+            }
+            let path = surplus.path().to_path_buf();
+            drop(surplus);
+            // As in `delete`.
+            RemovedFile::new(&*self.settings.vfs, &path).ok()
+        })?;
+        removed.give_back_some(device?).then_some(removed)
+    }
+
+    /// Removes a file, at once. If that fails, it stays until the next recovery.
     fn delete(&self, file: JournalFile) {
         let path = file.path().to_path_buf();
-        // Others are mapped when they are in use.
-        let is_ordinary = file.capacity_bytes == self.settings.file_bytes;
         drop(file);
-        let vfs = &*self.settings.vfs;
-        let _ = match &self.settings.device {
-            Some(device) if is_ordinary => remove_unread(vfs, &path, device),
-            _ => vfs.remove_file(&path),
-        };
+        let _ = self.settings.vfs.remove_file(&path);
     }
 
     /// Writes out what the thread left to do, when it has ended, and what the active file has in staging. Removes the
@@ -709,7 +736,9 @@ impl FilePool {
         let mut state = self.state.lock();
         state.give_up_spares(SPARE_FILES_AT_REST);
         let surplus = std::mem::take(&mut state.surplus);
+        let removed = state.removed.take();
         drop(state);
+        drop(removed);
         for file in surplus {
             self.delete(file);
         }
@@ -721,7 +750,9 @@ impl FilePool {
         state.is_closing = true;
         state.give_up_spares(SPARE_FILES_AT_REST);
         let surplus = std::mem::take(&mut state.surplus);
+        let removed = state.removed.take();
         drop(state);
+        drop(removed);
         self.work.notify_all();
         for file in surplus {
             self.delete(file);
@@ -827,7 +858,7 @@ impl PoolState {
             Task::WriteOut
         } else if may_prepare {
             Task::Prepare
-        } else if !self.surplus.is_empty() {
+        } else if !self.surplus.is_empty() || self.removed.is_some() {
             Task::Delete
         } else if self.spares.len() > SPARE_FILES_AT_REST {
             let rest_at = self.prepared_at + REST_AFTER;
@@ -930,18 +961,22 @@ mod tests {
         }
     }
 
+    fn settings(vfs: &Arc<MemoryVfs>, file_bytes: u64) -> PoolSettings {
+        PoolSettings {
+            vfs: vfs.clone(),
+            directory: PathBuf::from("/"),
+            store_identity: 1,
+            file_bytes,
+            spare_files_max: 2,
+            device: Some(Arc::default()),
+        }
+    }
+
     /// A pool whose thread never runs, with a range to write out.
     fn pool() -> FilePool {
         let vfs = Arc::new(MemoryVfs::new());
         let file = vfs.open(Path::new("/file"), OpenMode::CreateNew).unwrap();
-        let settings = PoolSettings {
-            vfs,
-            directory: PathBuf::from("/"),
-            store_identity: 1,
-            file_bytes: 8192,
-            spare_files_max: 2,
-            device: None,
-        };
+        let settings = settings(&vfs, 8192);
         let pool = FilePool::new(settings, Vec::new(), Vec::new(), Vec::new(), 1, 1);
         pool.want_written(OutgoingRange {
             file,
@@ -981,5 +1016,34 @@ mod tests {
             vec![Task::WriteOut, Task::Prepare, Task::Prepare],
         ];
         assert_eq!(tasks, expected.concat());
+    }
+
+    /// Between two parts the thread does what is more urgent. A file that was mapped goes at once.
+    #[test]
+    fn files_are_deleted_by_parts() {
+        const FILE_BYTES: u64 = 2 << 20;
+        let vfs = Arc::new(MemoryVfs::new());
+        let surplus = [FILE_BYTES, 2 * FILE_BYTES].map(|capacity_bytes| {
+            let path = PathBuf::from(format!("/{capacity_bytes}"));
+            let file = vfs.open(&path, OpenMode::CreateNew).unwrap();
+            file.allocate(capacity_bytes).unwrap();
+            JournalFile {
+                file,
+                staged: None,
+                capacity_bytes,
+            }
+        });
+        let [ordinary, mapped] = surplus.each_ref().map(|it| it.file.clone());
+        let settings = settings(&vfs, FILE_BYTES);
+        let pool = FilePool::new(settings, Vec::new(), surplus.into(), Vec::new(), 1, 1);
+        let mut parts = 0;
+        while pool.state.lock().next_task() == Task::Delete {
+            pool.delete_next(&mut pool.state.lock());
+            parts += 1;
+        }
+        assert_eq!(parts, 4);
+        assert!(vfs.list(Path::new("/")).unwrap().is_empty());
+        assert!(ordinary.len_bytes().unwrap() < FILE_BYTES / 3);
+        assert_eq!(mapped.len_bytes().unwrap(), 2 * FILE_BYTES);
     }
 }

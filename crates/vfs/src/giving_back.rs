@@ -7,6 +7,7 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::{DeviceTurns, OpenMode, Urgency, Vfs, VfsFile};
 
@@ -28,27 +29,53 @@ pub fn shorten(file: &dyn VfsFile, from: u64, to: u64, device: &DeviceTurns) -> 
 ///
 /// The name goes first, so what an interruption leaves is a file or none, never a part of one. A file with another name keeps all that it has.
 pub fn remove_unread(vfs: &dyn Vfs, path: &Path, device: &DeviceTurns) -> io::Result<()> {
-    let is_only_name = matches!(vfs.link_count(path), Ok(1));
-    let file = is_only_name.then(|| vfs.open(path, OpenMode::ReadWrite));
-    vfs.remove_file(path)?;
-    if let Some(Ok(file)) = file {
-        give_back(&*file, device);
-    }
+    let mut removed = RemovedFile::new(vfs, path)?;
+    while removed.give_back_some(device) {}
     Ok(())
 }
 
-/// Gives back what a file without a name takes, but for a last part that goes when it is closed. Without success it all goes then.
-fn give_back(file: &dyn VfsFile, device: &DeviceTurns) {
-    if let Ok(len) = file.len_bytes() {
-        let last = len.min(CUT_BYTES);
-        let _ = shorten(file, len, last, device);
+/// A file that has no name any more, and still takes space: [`remove_unread`] in steps, for who has other things to do in between. Dropped, it gives
+/// back all that it has at once.
+#[derive(Debug)]
+pub struct RemovedFile {
+    /// If something is left to be given back.
+    file: Option<(Arc<dyn VfsFile>, u64)>,
+}
+
+impl RemovedFile {
+    /// Removes the name of a file, as [`remove_unread`].
+    pub fn new(vfs: &dyn Vfs, path: &Path) -> io::Result<Self> {
+        let is_only_name = matches!(vfs.link_count(path), Ok(1));
+        let file = is_only_name.then(|| vfs.open(path, OpenMode::ReadWrite));
+        vfs.remove_file(path)?;
+        let file = file.and_then(|opened| {
+            let file = opened.ok()?;
+            let len = file.len_bytes().ok()?;
+            Some((file, len))
+        });
+        Ok(Self { file })
+    }
+
+    /// Gives a part back; tells whether there is more. The last one goes when the file is closed.
+    pub fn give_back_some(&mut self, device: &DeviceTurns) -> bool {
+        let has_more = match &mut self.file {
+            Some((file, len)) if *len > CUT_BYTES => {
+                *len -= CUT_BYTES;
+                // What cannot be cut goes at once.
+                let cut = shorten(&**file, *len + CUT_BYTES, *len, device);
+                cut.is_ok() && *len > CUT_BYTES
+            }
+            _ => false,
+        };
+        if !has_more {
+            self.file = None;
+        }
+        has_more
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use parking_lot::Mutex;
 
     use super::*;
@@ -86,7 +113,7 @@ mod tests {
         assert!(!vfs.exists(Path::new(PATH)).unwrap());
         let steps = [Operation::SetLen; 3];
         assert_eq!(*done.lock(), [&[Operation::Remove], &steps[..]].concat());
-        assert_eq!(file.len_bytes().unwrap(), CUT_BYTES);
+        assert_eq!(file.len_bytes().unwrap(), 10);
     }
 
     #[test]
