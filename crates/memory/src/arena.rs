@@ -195,9 +195,12 @@ impl ByteArena {
         let Some(memory) = self.map_chunk(may_map) else {
             return false;
         };
-        memory.fault_in_by_turns();
-        let chunk = Chunk::new(memory, false, &self.mapped_bytes);
-        self.ready.lock().extend(chunk);
+        // Counted before it is there.
+        let Some(chunk) = Chunk::new(memory, false, &self.mapped_bytes) else {
+            return false;
+        };
+        chunk.memory.fault_in_by_turns();
+        self.ready.lock().push(chunk);
         present + 1 < wanted
     }
 
@@ -344,7 +347,7 @@ mod tests {
     fn chunks_are_ready_for_who_opens_them() {
         let arena = ByteArena::new(LARGE_PAGES_FROM_BYTES);
         let chunk_bytes = LARGE_PAGES_FROM_BYTES as u64;
-        // A little more than half of what is not a single: five to a chunk.
+        // Five fill a chunk.
         let part = vec![1; LARGE_PAGES_FROM_BYTES / 6];
         let fill = |chunks: usize, may_map: bool| -> Vec<_> {
             let stored = (0..5 * chunks).map(|_| arena.store(&[&part], |_| may_map).unwrap());
@@ -377,6 +380,18 @@ mod tests {
         assert!(arena.give_up(2 * chunk_bytes));
         assert_eq!(arena.mapped_bytes(), 3 * chunk_bytes);
         assert!(stored.iter().all(|bytes| bytes[..] == part[..]));
+    }
+
+    #[cfg(not(miri))]
+    #[test]
+    fn what_is_ready_is_in_memory() {
+        use crate::fault_in::tests::present_pages;
+
+        let arena = ByteArena::new(LARGE_PAGES_FROM_BYTES);
+        let _stored = store(&arena, b"x");
+        arena.make_ready(|_| true);
+        let ready = arena.ready.lock().pop().unwrap();
+        assert!(present_pages(ready.memory()).iter().all(|present| *present));
     }
 
     #[test]

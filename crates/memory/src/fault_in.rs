@@ -85,7 +85,7 @@ pub unsafe fn fault_in(start: *mut u8, len_bytes: usize) {
 pub unsafe fn fault_in(_: *mut u8, _: usize) {}
 
 #[cfg(all(test, not(miri)))]
-mod tests {
+pub(crate) mod tests {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -94,7 +94,7 @@ mod tests {
     use crate::mapping::{Mapping, PAGE_BYTES};
 
     /// Which pages of a mapping are in memory: the highest bit of each page's entry says so.
-    fn present_pages(mapping: &Mapping) -> Vec<bool> {
+    pub(crate) fn present_pages(mapping: &Mapping) -> Vec<bool> {
         const ENTRY_BYTES: usize = 8;
         let first = mapping.start().as_ptr().addr() / PAGE_BYTES;
         let mut entries = vec![0; mapping.len_bytes() / PAGE_BYTES * ENTRY_BYTES];

@@ -52,7 +52,7 @@ impl Mapping {
         unsafe { crate::fault_in_by_turns(self.start.as_ptr(), self.len_bytes) };
     }
 
-    /// Miri has no pages.
+    /// Not for Miri, which has no pages.
     #[cfg(not(miri))]
     fn advise(&self, advice: rustix::mm::Advice) {
         // SAFETY: exactly what `new` obtained, and such advice changes no byte of it. A kernel without large pages refuses.

@@ -2,7 +2,7 @@
 //!
 //! Many file systems tell the device at once of what was freed (mounted with `discard`), and a device may do nothing else meanwhile: one took
 //! 0.08 ms for each such message and 0.17 ms for each MiB, so that a read waited 3 ms behind the end of a file of 16 MiB
-//! (docs/benchmarks.md, "What the slowest wait for"). So files lose [`CUT_BYTES`] at a time, in [turns](DeviceTurns) beside reads that
+//! (docs/benchmarks.md, "What reads beside a writer wait for"). So files lose [`CUT_BYTES`] at a time, in [turns](DeviceTurns) beside reads that
 //! somebody waits for. Where nothing is told, or later and all at once, this costs a call for each cut.
 
 use std::io;
@@ -62,7 +62,7 @@ impl RemovedFile {
             Some((file, len)) if *len > CUT_BYTES => {
                 *len -= CUT_BYTES;
                 // What cannot be cut goes at once.
-                let cut = shorten(&**file, *len + CUT_BYTES, *len, device);
+                let cut = device.transfer(Urgency::Patient, || file.set_len(*len));
                 cut.is_ok() && *len > CUT_BYTES
             }
             _ => false,
