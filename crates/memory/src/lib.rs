@@ -18,19 +18,23 @@
 //! What is stored takes neighbouring units of one chunk, of whichever chunk has room, whoever asks. Long strings have
 //! a mapping of their own. [`ByteArena::mapped_bytes`] is what the system has given, not an estimate.
 //! A chunk whose strings are gone, and that was given up ([`ByteArena::give_up`]), goes back to the system.
+//!
+//! Also counters that no two threads store to one line of memory for ([`Striped`]).
 
 mod arena;
 mod fault_in;
 mod mapped_vec;
 mod mapping;
 mod shared_bytes;
+mod striped;
 mod units;
 mod zeroed_slice;
 
 pub use arena::ByteArena;
 pub use fault_in::{fault_in, fault_in_by_turns};
 pub use mapped_vec::MappedVec;
-pub use shared_bytes::{SharedBytes, prefetch, prefetch_lines_at, prefetch_of};
+pub use shared_bytes::{SharedBytes, prefetch, prefetch_for_copy, prefetch_lines_at, prefetch_of};
+pub use striped::{Striped, thread_number};
 pub use zeroed_slice::{Zeroable, ZeroedSlice};
 
 /// Unit of allocation within a chunk, in bytes: a cache line, so that short strings do not share one.

@@ -30,6 +30,9 @@ struct Header {
 const HEADER_BYTES: usize = size_of::<Header>();
 const _: () = assert!(HEADER_BYTES == 16 && align_of::<Header>() <= UNIT_BYTES);
 
+/// How much of what is to be copied is asked for.
+const COPY_AHEAD_BYTES: usize = 4096;
+
 /// Units that a string of `len` bytes takes; `None` if that is longer than any can be.
 pub(crate) fn units_for(len: usize) -> Option<u32> {
     // Half of what fits, so that no sum or product of lengths overflows.
@@ -184,15 +187,26 @@ unsafe impl Send for SharedBytes {}
 unsafe impl Sync for SharedBytes {}
 
 /// Asks for the cache lines of some bytes that are soon to be read, all at once. A hint.
+///
+/// How many lines there are decides when it ends, not where they are: so a processor that guesses the length asks for all of them while the length is
+/// still on its way.
 #[inline]
 pub fn prefetch(bytes: &[u8]) {
-    for line in bytes.chunks(UNIT_BYTES) {
-        prefetch_line(line.as_ptr());
+    let mut at = 0;
+    while at < bytes.len() {
+        prefetch_line(bytes.as_ptr().wrapping_add(at));
+        at += UNIT_BYTES;
     }
     // Where the first byte is not the first of its line, the last may lie in one more.
     if let Some(last) = bytes.last() {
         prefetch_line(last);
     }
+}
+
+/// As [`prefetch`] for what is about to be copied, which may be long: a page of it, behind which the processor would look for the next one first.
+#[inline]
+pub fn prefetch_for_copy(bytes: &[u8]) {
+    prefetch(&bytes[..bytes.len().min(COPY_AHEAD_BYTES)]);
 }
 
 /// Asks for lines of memory by their numbers, whatever is there now, if anything is. A hint.

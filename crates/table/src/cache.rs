@@ -34,7 +34,7 @@ use crate::doorkeeper::Doorkeeper;
 use crate::line_hints::line_hints_bytes;
 use crate::miniatures::{KeptUnit, Miniatures};
 use crate::reader::Found;
-use lightkv_memory::{ByteArena, SharedBytes};
+use lightkv_memory::{ByteArena, SharedBytes, prefetch_for_copy};
 use parking_lot::Mutex;
 use quick_cache::{DefaultHashBuilder, Lifecycle, OptionsBuilder, Weighter};
 use std::sync::Arc;
@@ -563,6 +563,7 @@ impl TableCache {
         if !record.tables.contains(&table_id) {
             return None;
         }
+        prefetch_for_copy(&record.bytes);
         let (sequence, kind, value) = decode_record(&record.bytes, key)?;
         (sequence <= max_sequence).then(|| Found {
             sequence,

@@ -28,7 +28,7 @@ use crate::error::Damage;
 use crate::line_hints::Lines;
 use crate::reader::Found;
 use crate::table_layout::{read_u32, read_u64};
-use lightkv_memory::{SharedBytes, UNIT_BYTES, prefetch, prefetch_lines_at};
+use lightkv_memory::{SharedBytes, UNIT_BYTES, prefetch, prefetch_for_copy, prefetch_lines_at};
 
 const HEAD_BYTES: usize = 16;
 const ENTRY_BYTES: usize = 6;
@@ -36,7 +36,7 @@ const ENTRY_BYTES: usize = 6;
 const PAYLOAD_PART: usize = 12;
 /// What of an index is asked for at once: that of a block of 4 KiB with records of 200 bytes.
 const INDEX_AHEAD_BYTES: usize = 128;
-/// What of a record is asked for as soon as its place is known.
+/// What of a record is asked for as soon as its place is known; the rest when its length is.
 const RECORD_AHEAD_BYTES: usize = 256;
 
 /// Blocks of more entries have no hints.
@@ -233,6 +233,9 @@ pub(crate) fn find(bytes: &[u8], key: &[u8], hash: u64, max_sequence: u64) -> Op
         let middle = bytes.get(middles_at + middle_start..middles_at + middle_end(index)?)?;
         let entries = payload.get(..read_u32(bytes, 8)? as usize)?;
         let entry = Payload::entry_of(entries, at, read_u64(bytes, 0)?).ok()?;
+        if let Some(rest) = payload.get(at + RECORD_AHEAD_BYTES..entry.value.end) {
+            prefetch_for_copy(rest);
+        }
         // What it shares with the entry before is the common bytes, as far as that goes, and its middle.
         let common = bytes.get(common_at..common_at + common_len.min(entry.shared))?;
         let is_key = key

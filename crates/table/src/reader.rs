@@ -201,7 +201,7 @@ impl TableReader {
         if max_sequence < self.properties.min_sequence {
             return None;
         }
-        self.shared.counters.leaf_probes.add(1);
+        self.shared.counters.note_leaf_probe();
         match self.leaf.probe(hash) {
             Probe::Absent => None,
             probe => Some(probe),
@@ -347,8 +347,8 @@ impl TableReader {
         // Some keys at some times: the count goes up with each look-up, so that no key is always passed over. Each is four lines of
         // memory one after the other, and as long as all tables fit little depends on it.
         const USES_LOG2: u32 = 6;
-        let mixed =
-            (hash ^ self.shared.counters.leaf_probes.value()).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (hash ^ self.shared.counters.leaf_probes_of_thread())
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
         if mixed >> (u64::BITS - USES_LOG2) == 0
             && let Ok((offset, _)) = self.block_place(block)
         {

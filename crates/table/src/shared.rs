@@ -4,6 +4,7 @@ use crate::cache::TableCache;
 use crate::entry_index::fetch_lines;
 use crate::file_handles::FileHandles;
 use crate::line_hints::LineHints;
+use lightkv_memory::Striped;
 use lightkv_vfs::{ALIGNMENT_BYTES_MAX, AlignedBuffer, DeviceTurns, Polling, WaitingRead};
 use parking_lot::Mutex;
 use std::fmt;
@@ -330,7 +331,8 @@ impl Counter {
 
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    pub(crate) leaf_probes: Counter,
+    /// Of every get that comes to tables, and of each table: in stripes.
+    leaf_probes: Striped<AtomicU64>,
     pub(crate) false_matches: Counter,
     pub(crate) table_reads: Counter,
     pub(crate) table_reads_polled: Counter,
@@ -342,9 +344,20 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
+    #[inline]
+    pub(crate) fn note_leaf_probe(&self) {
+        self.leaf_probes.add(|counter| counter, 1);
+    }
+
+    /// A number that each of this thread's probes makes larger.
+    #[inline]
+    pub(crate) fn leaf_probes_of_thread(&self) -> u64 {
+        self.leaf_probes.own(|counter| counter)
+    }
+
     fn values(&self) -> CounterValues {
         CounterValues {
-            leaf_probes: self.leaf_probes.value(),
+            leaf_probes: self.leaf_probes.sum(|counter| counter),
             false_matches: self.false_matches.value(),
             table_reads: self.table_reads.value(),
             table_reads_polled: self.table_reads_polled.value(),

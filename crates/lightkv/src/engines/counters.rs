@@ -1,18 +1,15 @@
-//! Counters that stay on: spread over stripes, so that threads do not share their cache lines.
+//! Counters that stay on.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use crossbeam_utils::CachePadded;
+use lightkv_memory::Striped;
 
 use super::delays::DelayHistogram;
-use super::in_flight::thread_number;
-
-const STRIPES: usize = 16;
 
 /// What every operation counts.
 #[derive(Debug, Default)]
-struct Stripe {
+struct Operations {
     gets_hit: AtomicU64,
     gets_miss: AtomicU64,
     false_matches: AtomicU64,
@@ -21,7 +18,7 @@ struct Stripe {
 /// The engine's own counters; pool, journal and tables count for themselves.
 #[derive(Debug, Default)]
 pub(crate) struct EngineCounters {
-    stripes: [CachePadded<Stripe>; STRIPES],
+    operations: Striped<Operations>,
     pub(crate) splits: AtomicU64,
     pub(crate) joins: AtomicU64,
     pub(crate) flushes: AtomicU64,
@@ -44,11 +41,6 @@ pub(crate) struct OperationTotals {
     pub(crate) false_matches: u64,
 }
 
-/// Relaxed everywhere: counters order nothing.
-fn add(counter: &AtomicU64, count: u64) {
-    counter.fetch_add(count, Ordering::Relaxed);
-}
-
 impl OperationTotals {
     pub(crate) fn gets(&self) -> u64 {
         self.gets_hit + self.gets_miss
@@ -57,26 +49,17 @@ impl OperationTotals {
 
 impl EngineCounters {
     #[inline]
-    fn stripe(&self) -> &Stripe {
-        &self.stripes[thread_number() % STRIPES]
-    }
-
-    #[inline]
     pub(crate) fn get(&self, hit: bool) {
-        let stripe = self.stripe();
-        add(
-            if hit {
-                &stripe.gets_hit
-            } else {
-                &stripe.gets_miss
-            },
-            1,
-        );
+        if hit {
+            self.operations.add(|counters| &counters.gets_hit, 1);
+        } else {
+            self.operations.add(|counters| &counters.gets_miss, 1);
+        }
     }
 
     #[cold]
     pub(crate) fn false_match(&self) {
-        add(&self.stripe().false_matches, 1);
+        self.operations.add(|counters| &counters.false_matches, 1);
     }
 
     /// Notes that a write slept or waited.
@@ -85,12 +68,11 @@ impl EngineCounters {
     }
 
     pub(crate) fn totals(&self) -> OperationTotals {
-        let mut totals = OperationTotals::default();
-        for stripe in &self.stripes {
-            totals.gets_hit += stripe.gets_hit.load(Ordering::Relaxed);
-            totals.gets_miss += stripe.gets_miss.load(Ordering::Relaxed);
-            totals.false_matches += stripe.false_matches.load(Ordering::Relaxed);
+        let operations = &self.operations;
+        OperationTotals {
+            gets_hit: operations.sum(|counters| &counters.gets_hit),
+            gets_miss: operations.sum(|counters| &counters.gets_miss),
+            false_matches: operations.sum(|counters| &counters.false_matches),
         }
-        totals
     }
 }

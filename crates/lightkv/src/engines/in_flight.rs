@@ -10,13 +10,13 @@
 //! loads of slots are all sequentially consistent. If `S` covers a writer's number, the draw precedes
 //! the load of `S`, so the slot store precedes the slot's load: it is seen, or its clearing is.
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 #[cfg(not(loom))]
 use std::sync::atomic::AtomicU64;
 
 use crossbeam_utils::CachePadded;
+use lightkv_memory::thread_number;
 #[cfg(loom)]
 use loom::sync::atomic::AtomicU64;
 
@@ -55,24 +55,6 @@ impl Pause {
     fn pause(&self) {
         loom::thread::yield_now();
     }
-}
-
-static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);
-
-thread_local! {
-    static THREAD: Cell<usize> = const { Cell::new(usize::MAX) };
-}
-
-/// A small number that differs between threads, which are numbered as they first ask: to spread them over slots and stripes.
-#[inline]
-pub(crate) fn thread_number() -> usize {
-    THREAD.with(|thread| {
-        if thread.get() == usize::MAX {
-            // Only that numbers differ matters.
-            thread.set(NEXT_THREAD.fetch_add(1, Ordering::Relaxed));
-        }
-        thread.get()
-    })
 }
 
 /// One slot a writer at work.

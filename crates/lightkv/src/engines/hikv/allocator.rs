@@ -30,6 +30,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_epoch::Guard;
 use crossbeam_utils::CachePadded;
+use lightkv_memory::thread_number;
 use lightkv_pmem::{Arena, PmemError, Pool, Run, prefetch_store};
 use parking_lot::{Mutex, RwLock};
 
@@ -38,7 +39,6 @@ use super::item_layout::{LEFT, SEQUENCE_OFFSET};
 use super::pool_growth::{GrowthCall, ahead_bytes};
 use super::size_classes::{CLASSES_MAX, class_of, slot_bytes};
 use super::slot_map::SlotMap;
-use crate::engines::in_flight::thread_number;
 use crate::engines::readers::collect_garbage;
 use crate::{Error, Result};
 

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 
-use crate::engines::in_flight::thread_number;
+use lightkv_memory::thread_number;
 
 /// More than the threads that write at the same time on most machines.
 const SLOTS: usize = 32;

@@ -11,6 +11,12 @@ use super::root_layout::{Entry, LINE_BYTES};
 use super::store::Store;
 use crate::{Error, Result, Value};
 
+/// How much of an item a get asks for as soon as it knows where it lies: all six lines of one with 256 bytes.
+const ITEM_AHEAD_BYTES: u64 = 384;
+/// And of the rest of a longer one, as soon as its length is known, or guessed by the processor: a copy of what is in no cache waits for
+/// one line after the other.
+const ITEM_REST_BYTES_MAX: u64 = 4096;
+
 /// A position that an index entry had under a guard: an item's, which stays as long as the guard.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LikelyPlace<'g> {
@@ -62,8 +68,14 @@ impl Store {
     ) -> Result<Option<Item<'g>>> {
         let mut found = None;
         table.find(self.pool(), hash, |position| {
+            self.pool().prefetch_read(position, ITEM_AHEAD_BYTES);
             // SAFETY: the entry was read under the guard, which keeps what it led to.
             let item = unsafe { self.readable_item(position, hash) }?;
+            // From where the rest is, not from where the value begins: that is only known once the first line has come.
+            let rest_bytes = (item.value.len() as u64).saturating_sub(ITEM_AHEAD_BYTES);
+            let rest_bytes = rest_bytes.min(ITEM_REST_BYTES_MAX);
+            self.pool()
+                .prefetch_read(position + ITEM_AHEAD_BYTES, rest_bytes);
             let is_same = item.key == key;
             if is_same {
                 found = Some(item);

@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
-
-use crate::engines::in_flight::thread_number;
+use lightkv_memory::thread_number;
 
 /// What a serving thread does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

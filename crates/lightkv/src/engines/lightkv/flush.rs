@@ -30,6 +30,13 @@ use super::table_set::{NewRecords, table_path};
 use super::value_file::ValueReference;
 use crate::Result;
 
+/// So many records before the one that is copied, the beginning of a record is asked for, and the rest.
+const BEGINS_AHEAD: usize = 12;
+const RECORDS_AHEAD: usize = 4;
+const RECORD_BEGIN_BYTES: u64 = 64;
+/// Most that is asked for of a record; the processor sees the pattern of a longer one.
+const RECORD_AHEAD_BYTES_MAX: u64 = 2048;
+
 /// What writing one frozen leaf yielded.
 #[derive(Debug, Default)]
 struct Flushed {
@@ -293,7 +300,9 @@ impl Store {
             .peekable();
         let mut writer: Option<TableWriter> = None;
         let mut versions = Vec::new();
+        let record_bytes = leaf.record_bytes_mean().min(RECORD_AHEAD_BYTES_MAX);
         for (at, entry) in sorted.iter().enumerate() {
+            self.fetch_records(&sorted[at..], record_bytes);
             if starts.next_if_eq(&at).is_some()
                 && let Some(writer) = writer.take()
             {
@@ -337,6 +346,20 @@ impl Store {
             flushed.tables.push(finished);
         }
         Ok(())
+    }
+
+    /// Asks for records that are copied soon: neighbours in key order lie anywhere in the segment.
+    #[inline]
+    fn fetch_records(&self, entries: &[SortedEntry], record_bytes: u64) {
+        let pool = self.buffer.pool();
+        // The beginnings first: each lies in a page of its own, whose translation the processor looks up for several at the same time.
+        if let Some(entry) = entries.get(BEGINS_AHEAD) {
+            pool.prefetch_read(entry.offset, RECORD_BEGIN_BYTES);
+        }
+        if let Some(entry) = entries.get(RECORDS_AHEAD) {
+            let rest_bytes = record_bytes.saturating_sub(RECORD_BEGIN_BYTES);
+            pool.prefetch_read(entry.offset + RECORD_BEGIN_BYTES, rest_bytes);
+        }
     }
 
     /// The versions of one key that must be kept, newest first.

@@ -124,12 +124,7 @@ impl LeafSource {
             runs: view.runs().map(place).collect(),
             direction: walk.direction,
             sequence_max: walk.sequence_max,
-            record_bytes: leaf
-                .segment
-                .bytes()
-                .checked_div(leaf.index.len() as u64)
-                .unwrap_or_default()
-                .min(RECORD_FETCHED_BYTES_MAX),
+            record_bytes: leaf.record_bytes_mean().min(RECORD_FETCHED_BYTES_MAX),
             key: Vec::new(),
             current: None,
         };

@@ -95,6 +95,15 @@ impl Leaf {
         view
     }
 
+    /// Length of its records on average, in bytes; 0 if there are none.
+    pub(crate) fn record_bytes_mean(&self) -> u64 {
+        let records = self.index.len() as u64;
+        self.segment
+            .bytes()
+            .checked_div(records)
+            .unwrap_or_default()
+    }
+
     /// Memory of its sorted view, in bytes; 0 while a scan is making it.
     pub(crate) fn sorted_bytes(&self) -> u64 {
         let sorted = self.sorted.try_lock();
@@ -184,7 +193,7 @@ pub(crate) struct Partition {
     pub(crate) trim: AtomicBool,
 }
 
-/// The view, and in the same line what a put needs of it first.
+/// The view, and in the same line what gets and puts need of it first.
 #[derive(Debug)]
 #[repr(align(32))]
 struct ViewPlace {
@@ -281,6 +290,18 @@ impl Partition {
         self.view(guard).top.prefetch_for_write();
     }
 
+    /// Asks for the buckets that a get of a key with this signature looks at.
+    #[inline]
+    pub(crate) fn prefetch_for_read(&self, signature: u32) {
+        self.place.buckets.prefetch(signature);
+    }
+
+    /// A record of the writer's leaf is about to be indexed.
+    #[inline]
+    pub(crate) fn expect_insertion(&self, writer: &Writer) {
+        self.place.buckets.expect_insertion(&writer.top.index);
+    }
+
     /// The present view; what it lists stays while the guard lives.
     #[inline]
     pub(crate) fn view<'g>(&self, guard: &'g Guard) -> &'g View {
@@ -329,16 +350,60 @@ impl Drop for Partition {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::room::empty_leaf;
+    use super::super::top_leaf::Lookup;
     use super::*;
+
+    fn view() -> View {
+        View {
+            top: empty_leaf(b"", None, 48),
+            frozen: Vec::new(),
+            tables: TableList::new(Vec::new(), b""),
+        }
+    }
+
+    /// Who reads a partition of which nothing is in memory waits for no line of an empty table.
+    #[test]
+    fn the_hint_leads_to_the_buckets_of_the_present_table_once_something_is_inserted() {
+        const SIGNATURE: u32 = 0x1234_5678;
+        let partition = Partition::new(b"", None, 0, view());
+        let guard = crossbeam_epoch::pin();
+        let mut writer = partition.lock();
+        for _ in 0..2 {
+            assert!(
+                !partition
+                    .place
+                    .buckets
+                    .leads_to(&writer.top.index, SIGNATURE)
+            );
+            partition.expect_insertion(&writer);
+            assert!(
+                partition
+                    .place
+                    .buckets
+                    .leads_to(&writer.top.index, SIGNATURE)
+            );
+            let (before, new) = (writer.top.clone(), view());
+            partition.publish(&mut writer, new, &guard);
+            assert!(!partition.place.buckets.leads_to(&before.index, SIGNATURE));
+        }
+        let used = view();
+        let Lookup::Vacant(slot) = used.top.index.lookup(SIGNATURE, |_| false) else {
+            panic!("the table is empty");
+        };
+        used.top.index.insert(slot, SIGNATURE, 0, 8);
+        partition.publish(&mut writer, used, &guard);
+        assert!(
+            partition
+                .place
+                .buckets
+                .leads_to(&writer.top.index, SIGNATURE),
+            "a leaf that was split or has grown"
+        );
+    }
 
     /// A reader goes on with the view that it has loaded, whatever takes its place.
     #[test]
     fn a_view_stays_as_long_as_a_guard_of_its_time() {
-        let view = || View {
-            top: empty_leaf(b"", None, 48),
-            frozen: Vec::new(),
-            tables: TableList::new(Vec::new(), b""),
-        };
         let partition = Partition::new(b"", None, 0, view());
         let guard = crossbeam_epoch::pin();
         let leaf = Arc::downgrade(&partition.view(&guard).top);

@@ -14,8 +14,11 @@ use super::table_list::TableList;
 use super::table_set::{Table, read_large_value};
 use crate::{Error, Result, Value};
 
-/// How much of a record a get asks for as soon as it knows where it lies.
-const RECORD_AHEAD_BYTES: u64 = 256;
+/// How much of a record a get asks for as soon as it knows where it lies: all five lines of one with 200 bytes that does not begin with a line.
+const RECORD_AHEAD_BYTES: u64 = 320;
+/// And of the rest of a longer one, as soon as its length is known, or guessed by the processor: a copy of what is in no cache waits for
+/// one line after the other.
+const RECORD_REST_BYTES_MAX: u64 = 4096;
 
 /// What a search of one leaf found.
 enum InLeaf {
@@ -101,7 +104,11 @@ impl Store {
             if self.health.is_closed() {
                 return Err(Error::Closed);
             }
-            let (_, view, ranges) = self.consistent_view(&guard, || self.route(key, &guard));
+            let (_, view, ranges) = self.consistent_view(&guard, || {
+                let partition = self.route(key, &guard);
+                partition.prefetch_for_read(signature);
+                partition
+            });
             if let Some(ranges) = ranges.list() {
                 if !RANGES {
                     drop(guard);
@@ -109,7 +116,6 @@ impl Store {
                 }
                 deleted_below = ranges.deleted_below(key, sequence_max);
             }
-            view.top.index.prefetch(signature);
             for leaf in std::iter::once(&view.top).chain(&view.frozen) {
                 let limits = (sequence_max, deleted_below);
                 if let Some(found) = self.find_in_leaf::<RANGES>(leaf, key, signature, limits) {
@@ -171,6 +177,12 @@ impl Store {
             self.buffer.pool().prefetch_read(offset, RECORD_AHEAD_BYTES);
             // SAFETY: the offset was read under the caller's guard, which keeps the leaf's records.
             let record = unsafe { self.buffer.record(offset) };
+            // From where the rest is, not from where the value begins: that is only known once the first line has come.
+            let rest_bytes = record.len_bytes.saturating_sub(RECORD_AHEAD_BYTES);
+            self.buffer.pool().prefetch_read(
+                offset + RECORD_AHEAD_BYTES,
+                rest_bytes.min(RECORD_REST_BYTES_MAX),
+            );
             if record.key != key {
                 self.counters.false_match();
                 return None;

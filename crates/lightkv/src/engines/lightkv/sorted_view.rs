@@ -28,6 +28,10 @@ pub(crate) struct SortedRun {
     samples: Vec<u64>,
 }
 
+/// So many records before the one whose key is read, the line with its header, and most of a short key, is asked for.
+const KEYS_AHEAD: usize = 16;
+const KEY_BYTES: u64 = 64;
+
 /// So many entries lie in eight cache lines.
 const SAMPLE_STRIDE: usize = 32;
 
@@ -109,14 +113,17 @@ impl SortedView {
                 // never missed.
                 let position = leaf.segment.position();
                 let mut entries = Vec::with_capacity(leaf.index.len());
-                leaf.index.for_each(|_, _, offset| {
+                leaf.index
+                    .for_each(|_, _, offset| entries.push(SortedEntry { prefix: 0, offset }));
+                // The order of hashes is none that a processor could guess.
+                for at in 0..entries.len() {
+                    if let Some(later) = entries.get(at + KEYS_AHEAD) {
+                        buffer.pool().prefetch_read(later.offset, KEY_BYTES);
+                    }
                     // SAFETY: the caller holds the leaf, which holds the record's run.
-                    let key = unsafe { buffer.record(offset) }.key;
-                    entries.push(SortedEntry {
-                        prefix: key_prefix(key, base),
-                        offset,
-                    });
-                });
+                    let key = unsafe { buffer.record(entries[at].offset) }.key;
+                    entries[at].prefix = key_prefix(key, base);
+                }
                 sort(&mut entries, buffer);
                 let runs = vec![Arc::new(SortedRun::new(entries))];
                 Arc::new(Self { runs, position })

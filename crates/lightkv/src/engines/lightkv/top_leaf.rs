@@ -209,8 +209,10 @@ fn candidates(signature: u32, regular_count: usize) -> [usize; 2] {
     ]
 }
 
-/// Where the buckets of a partition's table are, beside the partition itself: a put asks for two of them before it has followed two more
-/// pointers to the table. They are what it waits for longest.
+/// Where the buckets of a partition's table are, beside the partition itself: gets and puts ask for two of them before they have followed
+/// two more pointers to the table. They are what both wait for longest, or longest but for the record.
+///
+/// Says nothing of a table in which nothing was inserted yet: its buckets are in no cache, and nobody looks at them.
 ///
 /// Only a hint. Both words are stored one after the other, and the table may be gone when they are loaded: then lines are asked for that
 /// nobody needs.
@@ -218,20 +220,37 @@ fn candidates(signature: u32, regular_count: usize) -> [usize; 2] {
 pub(crate) struct BucketsHint {
     // Not loom's: nothing depends on what is loaded.
     first: std::sync::atomic::AtomicPtr<Bucket>,
-    /// At least two.
+    /// At least two, or 0 if there is no hint.
     regular_count: std::sync::atomic::AtomicUsize,
 }
 
 impl BucketsHint {
     pub(crate) fn new(table: &TopLeaf) -> BucketsHint {
-        BucketsHint {
-            first: table.buckets.as_ptr().cast_mut().into(),
-            regular_count: table.regular_count.into(),
-        }
+        let hint = BucketsHint {
+            first: std::ptr::null_mut::<Bucket>().into(),
+            regular_count: 0.into(),
+        };
+        hint.set(table);
+        hint
     }
 
     /// Another table took the place of the one before.
     pub(crate) fn set(&self, table: &TopLeaf) {
+        self.regular_count.store(0, Ordering::Relaxed);
+        if table.was_used() {
+            self.point_to(table);
+        }
+    }
+
+    /// The first entry of the table is about to be inserted, or a later one.
+    #[inline]
+    pub(crate) fn expect_insertion(&self, table: &TopLeaf) {
+        if self.regular_count.load(Ordering::Relaxed) == 0 {
+            self.point_to(table);
+        }
+    }
+
+    fn point_to(&self, table: &TopLeaf) {
         // Relaxed, as the loads: see above.
         let first = table.buckets.as_ptr().cast_mut();
         self.first.store(first, Ordering::Relaxed);
@@ -242,11 +261,26 @@ impl BucketsHint {
     /// Asks for the buckets of a signature.
     #[inline]
     pub(crate) fn prefetch(&self, signature: u32) {
-        let first = self.first.load(Ordering::Relaxed);
-        let regular_count = self.regular_count.load(Ordering::Relaxed);
-        for bucket in candidates(signature, regular_count) {
-            processor::prefetch(first.wrapping_add(bucket));
+        for bucket in self.buckets(signature).into_iter().flatten() {
+            processor::prefetch(bucket);
         }
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn leads_to(&self, table: &TopLeaf, signature: u32) -> bool {
+        let buckets = table
+            .candidates(signature)
+            .map(|at| &raw const table.buckets[at]);
+        self.buckets(signature) == Some(buckets)
+    }
+
+    /// Where they probably are.
+    #[inline]
+    fn buckets(&self, signature: u32) -> Option<[*const Bucket; 2]> {
+        let first = self.first.load(Ordering::Relaxed).cast_const();
+        let regular_count = self.regular_count.load(Ordering::Relaxed);
+        (regular_count != 0)
+            .then(|| candidates(signature, regular_count).map(|at| first.wrapping_add(at)))
     }
 }
 

@@ -181,6 +181,7 @@ impl Store {
         if !writer.top.shares_prefix(operation.key) {
             self.rebase(partition, writer, operation.key, guard);
         }
+        partition.expect_insertion(writer);
         self.reserve(writer, record_bytes)
     }
 

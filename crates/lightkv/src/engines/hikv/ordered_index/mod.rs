@@ -398,7 +398,7 @@ impl OrderedIndex {
     }
 
     fn count(&self, change: u64) {
-        let thread = crate::engines::in_flight::thread_number();
+        let thread = lightkv_memory::thread_number();
         // As in `len`.
         self.counts[thread % COUNTS].fetch_add(change, std::sync::atomic::Ordering::Relaxed);
     }

@@ -144,6 +144,7 @@ impl Store {
         if !writer.top.shares_prefix(key) {
             self.rebase(partition, writer, key, guard);
         }
+        partition.expect_insertion(writer);
         false
     }
 
