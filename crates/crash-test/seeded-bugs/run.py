@@ -56,7 +56,7 @@ def crashes(name: str, *filters: str, **more) -> Check:
 
 # Of the crate that the patch changes.
 UNIT_TESTS = {
-    crate: Check(f"tests of {crate}", f"lightkv-{crate}", []) for crate in ("journal", "pmem", "table", "vfs")
+    crate: Check(f"tests of {crate}", f"lightkv-{crate}", []) for crate in ("journal", "memory", "pmem", "table", "vfs")
 }
 UNIT_TESTS["lightkv"] = Check("tests of lightkv", "lightkv", ["--lib"])
 

@@ -51,6 +51,7 @@ mod writer;
 pub use error::{Result, TableError};
 pub use iterator::{Access, IteratorOptions, READ_AHEAD_GROWTH, Seek, TableIterator};
 pub use leaf::{Leaf, LeafBytes, Probe};
+pub use open::TableFile;
 pub use reader::{Found, LeafSource, TableReader};
 pub use shared::{CounterValues, TableShared};
 pub use verify::{VerifySummary, rebuild_leaf};

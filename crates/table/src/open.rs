@@ -1,4 +1,4 @@
-//! Opens a table: reads its end, checks it, and finds a leaf.
+//! Opens tables: reads their ends, checks them, and finds leaves.
 
 use crate::block_offsets::BlockOffsets;
 use crate::error::{Damage, Result, TableError};
@@ -10,11 +10,11 @@ use crate::table_layout::{
     ChecksumSeed, FOOTER_BYTES, Footer, HEADER_BYTES, Properties, VERSION, header_version,
 };
 use crate::verify::rebuild_leaf;
-use crate::{HashFunction, TableOptions};
+use crate::{HashFunction, TableOptions, hash_key};
 use lightkv_memory::MappedVec;
-use lightkv_vfs::{OpenMode, Vfs, VfsFile};
-use std::ops::DerefMut;
-use std::path::Path;
+use lightkv_vfs::{AlignedBuffer, FinishedRead, OpenMode, ReadRequest, Vfs, VfsFile};
+use std::ops::{DerefMut, Range};
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
@@ -23,71 +23,227 @@ const TAIL_BYTES: u64 = 16 << 10;
 /// First read when the leaf is wanted, too.
 const TAIL_WITH_LEAF_BYTES: u64 = 64 << 10;
 
+/// What [`TableReader::open_together`] opens.
+#[derive(Clone, Debug)]
+pub struct TableFile {
+    /// Where the table is.
+    pub path: PathBuf,
+    /// Its id.
+    pub table_id: u64,
+}
+
 impl TableReader {
     pub(crate) fn open_with_hash(
         vfs: Arc<dyn Vfs>,
-        path: &Path,
-        table_id: u64,
+        table: TableFile,
         options: TableOptions,
         leaf: Option<Box<dyn LeafBytes>>,
+        shared: Arc<TableShared>,
+        hash: HashFunction,
+    ) -> Result<Self> {
+        let mut opening = Opening::begin(vfs, table, options, leaf.is_none(), shared, hash)?;
+        while let Some(request) = opening.next_read() {
+            opening = opening.after(request.read())?;
+        }
+        opening.finish(leaf)
+    }
+
+    /// Opens several tables, each as [`TableReader::open`] does with its own leaf, but reads the ends of all of them at once: for who needs all, and
+    /// would wait for one after the other. The outcomes are in the order of the tables.
+    pub fn open_together(
+        vfs: &Arc<dyn Vfs>,
+        tables: impl IntoIterator<Item = TableFile>,
+        options: TableOptions,
+        shared: &Arc<TableShared>,
+    ) -> Vec<Result<Self>> {
+        let begin = |table| {
+            let (vfs, shared) = (vfs.clone(), shared.clone());
+            Opening::begin(vfs, table, options, true, shared, hash_key)
+        };
+        let mut openings: Vec<_> = tables.into_iter().map(begin).collect();
+        // Twice at most.
+        loop {
+            let next_read = |opening: &Result<Opening>| opening.as_ref().ok()?.next_read();
+            let requests: Vec<_> = openings.iter().map(next_read).collect();
+            let is_read: Vec<_> = requests.iter().map(Option::is_some).collect();
+            if !is_read.contains(&true) {
+                break;
+            }
+            let reads = vfs.start_reads(requests.into_iter().flatten().collect());
+            let mut reads = reads.wait().into_iter();
+            let after = |(opening, is_read): (Result<Opening>, bool)| match is_read {
+                true => opening?.after(reads.next().expect("one for each request")),
+                false => opening,
+            };
+            openings = openings.into_iter().zip(is_read).map(after).collect();
+        }
+        let finish = |opening: Result<Opening>| opening?.finish(None);
+        openings.into_iter().map(finish).collect()
+    }
+}
+
+/// The end of a file, as far as it was read. As long as the leaf, and gone in a moment.
+struct Tail {
+    /// Where in the file it begins.
+    start: u64,
+    buffer: AlignedBuffer,
+    range: Range<usize>,
+}
+
+/// Leaves from this length on have a mapping of their own: they live long, and have all lengths, so that an allocator
+/// would be left with holes between them. Not shorter ones, because the kernel limits the number of mappings.
+const MAPPED_LEAF_BYTES_MIN: usize = 32 << 10;
+
+/// A file on its way to become a reader. It has a place among the open files, which is given back by whatever fails.
+struct Opening {
+    vfs: Arc<dyn Vfs>,
+    table: TableFile,
+    options: TableOptions,
+    /// Whether the leaf is wanted, too.
+    with_leaf: bool,
+    shared: Arc<TableShared>,
+    hash: HashFunction,
+    handle: Arc<HandleSlot>,
+    file: Arc<dyn VfsFile>,
+    file_len: u64,
+    tail: Option<Tail>,
+}
+
+/// What the end of a file says, all of it checked.
+struct Ends {
+    footer: Footer,
+    properties: Properties,
+    offsets: BlockOffsets,
+}
+
+impl Opening {
+    /// Opens the file.
+    fn begin(
+        vfs: Arc<dyn Vfs>,
+        table: TableFile,
+        options: TableOptions,
+        with_leaf: bool,
         shared: Arc<TableShared>,
         hash: HashFunction,
     ) -> Result<Self> {
         let handle = Arc::new(HandleSlot::default());
         let file = shared
             .handles
-            .acquire(&handle, || vfs.open_direct(path, OpenMode::Read))
-            .map_err(|error| TableError::from_io(path, "open", 0, error))?;
-        let file_len = file
-            .len_bytes()
-            .map_err(|error| TableError::from_io(path, "get the length of", 0, error))?;
-        let opening = Opening {
-            path,
-            file: &*file,
+            .acquire(&handle, || vfs.open_direct(&table.path, OpenMode::Read))
+            .map_err(|error| TableError::from_io(&table.path, "open", 0, error))?;
+        let file_len = file.len_bytes().map_err(|error| {
+            shared.handles.release(&handle);
+            TableError::from_io(&table.path, "get the length of", 0, error)
+        })?;
+        Ok(Self {
+            vfs,
+            table,
+            options,
+            with_leaf,
+            shared,
+            hash,
+            handle,
+            file,
             file_len,
+            tail: None,
+        })
+    }
+
+    /// Where in the file the next read of its end begins, if there has to be one.
+    fn next_start(&self) -> Option<u64> {
+        let Some(tail) = &self.tail else {
+            let wanted = if self.with_leaf {
+                TAIL_WITH_LEAF_BYTES
+            } else {
+                TAIL_BYTES
+            };
+            return Some(self.file_len.saturating_sub(wanted));
         };
-        let ends = opening.read_ends(table_id, options, leaf.is_none());
-        let (footer, properties, offsets, tail) = match ends {
-            Ok(ends) => ends,
-            Err(error) => {
-                shared.handles.release(&handle);
-                return Err(error);
+        let footer = self.check_footer(tail).ok()?;
+        let start = if self.with_leaf {
+            footer.leaf_offset
+        } else {
+            footer.offsets_offset
+        };
+        // Bounded by the file: `Footer::decode` checked that the parts lie inside.
+        (tail.start > start).then_some(start)
+    }
+
+    /// That read.
+    fn next_read(&self) -> Option<ReadRequest> {
+        self.next_start().map(|offset| ReadRequest {
+            file: self.file.clone(),
+            offset,
+            len: (self.file_len - offset) as usize,
+            buffer: AlignedBuffer::new(),
+        })
+    }
+
+    /// Takes over what it has read.
+    fn after(mut self, read: FinishedRead) -> Result<Self> {
+        let start = self.next_start().unwrap_or_default();
+        match read.range {
+            Ok(range) => {
+                let buffer = read.buffer;
+                self.tail = Some(Tail {
+                    start,
+                    buffer,
+                    range,
+                });
+                Ok(self)
             }
-        };
-        let check = hash_check(hash, options.hash_seed);
-        let store_identity = options.store_identity;
-        let given = leaf.and_then(|leaf| {
-            let leaf = Leaf::attach_with(leaf, table_id, store_identity, check).ok()?;
-            (leaf.blocks() == footer.block_count).then_some((leaf, LeafSource::Given))
-        });
-        let found = given.or_else(|| {
-            let bytes = opening.leaf_bytes(&footer, &tail).ok()?;
+            Err(error) => {
+                Err(self.failed(TableError::from_io(&self.table.path, "read", start, error)))
+            }
+        }
+    }
+
+    /// Gives back what it has.
+    fn failed(&self, error: TableError) -> TableError {
+        self.shared.handles.release(&self.handle);
+        error
+    }
+
+    /// Checks what was read, and finds a leaf.
+    fn finish(mut self, leaf: Option<Box<dyn LeafBytes>>) -> Result<TableReader> {
+        let tail = self.tail.take().expect("the end was read");
+        let ends = self.check_ends(&tail).map_err(|error| self.failed(error))?;
+        let (table_id, store_identity) = (self.table.table_id, self.options.store_identity);
+        let check = hash_check(self.hash, self.options.hash_seed);
+        let blocks = ends.footer.block_count;
+        let attach = |bytes, source| {
             let leaf = Leaf::attach_with(bytes, table_id, store_identity, check).ok()?;
-            (leaf.blocks() == footer.block_count).then_some((leaf, LeafSource::File))
+            (leaf.blocks() == blocks).then_some((leaf, source))
+        };
+        let given = leaf.and_then(|bytes| attach(bytes, LeafSource::Given));
+        let found = given.or_else(|| {
+            let bytes = self.leaf_bytes(&ends.footer, &tail).ok()?;
+            attach(bytes, LeafSource::File)
         });
-        shared.cache.table_opened(file_len);
+        drop(tail);
+        self.shared.cache.table_opened(self.file_len);
         let intact = found.is_some();
         let (leaf, leaf_source) = found.unwrap_or_else(|| {
             let identity = LeafIdentity {
                 table_id,
                 store_identity,
                 hash_check: check,
-                blocks: footer.block_count,
+                blocks,
             };
             (Leaf::without_slots(identity), LeafSource::Index)
         });
-        let mut reader = Self {
-            vfs,
-            path: path.to_path_buf(),
+        let mut reader = TableReader {
+            vfs: self.vfs,
+            path: self.table.path,
             table_id,
-            options,
-            hash,
-            shared,
-            handle,
+            options: self.options,
+            hash: self.hash,
+            shared: self.shared,
+            handle: self.handle,
             seed: ChecksumSeed::new(store_identity, table_id),
-            footer,
-            properties,
-            offsets,
+            footer: ends.footer,
+            properties: ends.properties,
+            offsets: ends.offsets,
             leaf,
             leaf_source,
             slots: OnceLock::new(),
@@ -104,92 +260,52 @@ impl TableReader {
         reader.shared.note_index(0, index_bytes);
         Ok(reader)
     }
-}
 
-/// The end of a file, as far as it was read.
-struct Tail {
-    start: u64,
-    /// As long as the leaf, and gone in a moment.
-    bytes: MappedVec<u8>,
-}
-
-/// Leaves from this length on have a mapping of their own: they live long, and have all lengths, so that an allocator
-/// would be left with holes between them. Not shorter ones, because the kernel limits the number of mappings.
-const MAPPED_LEAF_BYTES_MIN: usize = 32 << 10;
-
-/// A file on its way to become a reader.
-struct Opening<'a> {
-    path: &'a Path,
-    file: &'a dyn VfsFile,
-    file_len: u64,
-}
-
-impl Opening<'_> {
-    /// Reads and checks footer, properties and block offsets.
-    fn read_ends(
-        &self,
-        table_id: u64,
-        options: TableOptions,
-        with_leaf: bool,
-    ) -> Result<(Footer, Properties, BlockOffsets, Tail)> {
-        let wanted = if with_leaf {
-            TAIL_WITH_LEAF_BYTES
-        } else {
-            TAIL_BYTES
-        };
-        let mut tail = self.read_tail(self.file_len - wanted.min(self.file_len))?;
-        let footer = self.check_footer(&tail, table_id, options)?;
-        let start = if with_leaf {
-            footer.leaf_offset
-        } else {
-            footer.offsets_offset
-        };
-        if tail.start > start {
-            // Bounded by the file: `Footer::decode` checked that the parts lie inside.
-            tail = self.read_tail(start)?;
-        }
-        let seed = ChecksumSeed::new(options.store_identity, table_id);
+    /// Checks footer, properties and block offsets.
+    fn check_ends(&self, tail: &Tail) -> Result<Ends> {
+        let footer = self.check_footer(tail)?;
+        let seed = ChecksumSeed::new(self.options.store_identity, self.table.table_id);
+        let path = &self.table.path;
         let part = |offset: u64, len: u64, crc: u32, message: &'static str| {
             let bytes = tail.part(offset, len);
             if seed.checksum(offset, bytes) == crc {
                 Ok(bytes)
             } else {
-                Err(Damage(message).at(self.path, offset))
+                Err(Damage(message).at(path, offset))
             }
         };
         let offsets_at = footer.offsets_offset;
         let message = "the block offsets do not match their checksum";
         let offsets = part(offsets_at, footer.offsets_len, footer.offsets_crc, message)?;
         let offsets = BlockOffsets::new(offsets.into(), footer.block_count)
-            .map_err(|damage| damage.at(self.path, offsets_at))?;
+            .map_err(|damage| damage.at(path, offsets_at))?;
         let properties_at = footer.properties_offset;
         let len = u64::from(footer.properties_len);
         let message = "the properties do not match their checksum";
         let properties = part(properties_at, len, footer.properties_crc, message)?;
         let properties =
-            Properties::decode(properties).map_err(|damage| damage.at(self.path, properties_at))?;
-        Ok((footer, properties, offsets, tail))
-    }
-
-    fn read_tail(&self, start: u64) -> Result<Tail> {
-        let bytes = MappedVec::zeroed((self.file_len - start) as usize);
-        let bytes = self.read(start, bytes)?;
-        Ok(Tail { start, bytes })
+            Properties::decode(properties).map_err(|damage| damage.at(path, properties_at))?;
+        Ok(Ends {
+            footer,
+            properties,
+            offsets,
+        })
     }
 
     /// Fills a buffer from a place in the file on.
     fn read<B: DerefMut<Target = [u8]>>(&self, offset: u64, mut bytes: B) -> Result<B> {
         self.file
             .read_exact_at(&mut bytes, offset)
-            .map_err(|error| TableError::from_io(self.path, "read", offset, error))?;
+            .map_err(|error| TableError::from_io(&self.table.path, "read", offset, error))?;
         Ok(bytes)
     }
 
     /// Tells a damaged table from a foreign or newer file: the header has magic and version, too.
-    fn check_footer(&self, tail: &Tail, table_id: u64, options: TableOptions) -> Result<Footer> {
+    fn check_footer(&self, tail: &Tail) -> Result<Footer> {
+        let path = &self.table.path;
         let footer_at = self.file_len.saturating_sub(FOOTER_BYTES as u64);
-        let damaged = |message| TableError::corruption(self.path, footer_at, message);
-        let bytes = tail.bytes.last_chunk::<FOOTER_BYTES>();
+        let damaged = |message| TableError::corruption(path, footer_at, message);
+        let bytes = tail.bytes().last_chunk::<FOOTER_BYTES>();
         let version = bytes.and_then(Footer::version);
         let (Some(bytes), Some(VERSION)) = (bytes, version) else {
             let header_version = match self.file_len {
@@ -200,28 +316,24 @@ impl Opening<'_> {
             };
             return Err(match (header_version, version) {
                 (Some(found), Some(_)) if found > VERSION => TableError::NewerVersion {
-                    file: self.path.to_path_buf(),
+                    file: path.clone(),
                     found,
                     supported: VERSION,
                 },
-                (None, None) => TableError::Foreign {
-                    file: self.path.to_path_buf(),
-                },
+                (None, None) => TableError::Foreign { file: path.clone() },
                 (_, None) => damaged("the file ends without a footer: it was cut off or damaged"),
                 (_, Some(_)) => damaged("the footer has an unknown version, the header has not"),
             });
         };
-        let footer = Footer::decode(bytes, self.file_len)
-            .map_err(|damage| damage.at(self.path, footer_at))?;
-        if footer.store_identity != options.store_identity {
-            return Err(TableError::Foreign {
-                file: self.path.to_path_buf(),
-            });
+        let footer =
+            Footer::decode(bytes, self.file_len).map_err(|damage| damage.at(path, footer_at))?;
+        if footer.store_identity != self.options.store_identity {
+            return Err(TableError::Foreign { file: path.clone() });
         }
-        if footer.table_id != table_id {
-            let found = footer.table_id;
+        if footer.table_id != self.table.table_id {
+            let (found, wanted) = (footer.table_id, self.table.table_id);
             return Err(damaged(&format!(
-                "the file holds table {found} instead of {table_id}"
+                "the file holds table {found} instead of {wanted}"
             )));
         }
         Ok(footer)
@@ -246,10 +358,14 @@ impl Opening<'_> {
 }
 
 impl Tail {
+    fn bytes(&self) -> &[u8] {
+        &self.buffer[self.range.clone()]
+    }
+
     /// A part that lies in the tail.
     fn part(&self, offset: u64, len: u64) -> &[u8] {
         let from = (offset - self.start) as usize;
-        &self.bytes[from..from + len as usize]
+        &self.bytes()[from..from + len as usize]
     }
 }
 
@@ -260,6 +376,7 @@ mod tests {
     use crate::leaf_layout;
     use crate::{EntryKind, TableWriter, hash_key};
     use lightkv_vfs::MemoryVfs;
+    use std::path::Path;
 
     const PATH: &str = "table";
     const KEYS: u32 = 300;
@@ -278,8 +395,11 @@ mod tests {
     fn open(vfs: &Arc<dyn Vfs>, hash: HashFunction) -> Result<Arc<TableReader>> {
         let shared = Arc::new(TableShared::new(1 << 20, 1));
         let vfs = Arc::clone(vfs);
-        TableReader::open_with_hash(vfs, Path::new(PATH), 1, options(), None, shared, hash)
-            .map(Arc::new)
+        let table = TableFile {
+            path: PATH.into(),
+            table_id: 1,
+        };
+        TableReader::open_with_hash(vfs, table, options(), None, shared, hash).map(Arc::new)
     }
 
     fn write(hash: HashFunction) -> Arc<dyn Vfs> {

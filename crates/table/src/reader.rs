@@ -15,6 +15,7 @@ use crate::error::{Damage, Result, TableError};
 use crate::file_handles::HandleSlot;
 use crate::iterator::{IteratorOptions, TableIterator};
 use crate::leaf::{Leaf, LeafBytes, Probe};
+use crate::open::TableFile;
 use crate::shared::TableShared;
 use crate::table_layout::{ChecksumSeed, Footer, MAX_BLOCK_BYTES, Properties, TRAILER_BYTES};
 use crate::{EntryKind, HashFunction, TableOptions, hash_key, varint};
@@ -157,15 +158,11 @@ impl TableReader {
         leaf: Option<Box<dyn LeafBytes>>,
         shared: Arc<TableShared>,
     ) -> Result<Self> {
-        Self::open_with_hash(
-            vfs,
-            path.as_ref(),
+        let table = TableFile {
+            path: path.as_ref().to_path_buf(),
             table_id,
-            options,
-            leaf,
-            shared,
-            hash_key,
-        )
+        };
+        Self::open_with_hash(vfs, table, options, leaf, shared, hash_key)
     }
 
     /// The newest version of `key` with a sequence number of at most `max_sequence`, which may be a

@@ -2,10 +2,10 @@
 
 use crate::support::*;
 use lightkv_table::{
-    EntryKind, IteratorOptions, LeafSource, MAX_KEY_BYTES, TableError, TableOptions, TableReader,
-    TableShared, TableWriter, hash_key,
+    EntryKind, IteratorOptions, LeafSource, MAX_KEY_BYTES, TableError, TableFile, TableOptions,
+    TableReader, TableShared, TableWriter, hash_key,
 };
-use lightkv_vfs::{Fault, FaultKind, MemoryVfs, Operation, RealVfs, Vfs};
+use lightkv_vfs::{Fault, FaultKind, MemoryVfs, OpenMode, Operation, RealVfs, Vfs};
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -57,6 +57,75 @@ fn at_most_so_many_files_are_open() {
     }
     drop(readers);
     assert_eq!((shared.open_files(), descriptors()), (0, 0));
+}
+
+/// Some with leaves that the first read does not reach, and between them what is no table, is cut off, is empty or is not there.
+#[test]
+fn tables_that_are_opened_together_are_those_that_are_opened_alone() {
+    const TABLES: u64 = 9;
+    let directory = tempfile::tempdir().unwrap();
+    let real: Arc<dyn Vfs> = Arc::new(RealVfs);
+    let memory: Arc<dyn Vfs> = Arc::new(MemoryVfs::new());
+    memory.create_directory(directory.path()).unwrap();
+    for vfs in [real, memory] {
+        let shared = Arc::new(TableShared::new(0, 4));
+        let file = |table_id: u64| TableFile {
+            path: directory.path().join(format!("{table_id}.table")),
+            table_id,
+        };
+        for table_id in 0..TABLES {
+            let path = file(table_id).path;
+            let mut writer =
+                TableWriter::create(Arc::clone(&vfs), &path, table_id, options()).unwrap();
+            let keys = if table_id % 2 == 0 { 40_000 } else { 10 };
+            for key in 0..keys as u32 {
+                let value = table_id.to_le_bytes();
+                writer
+                    .add(&key.to_be_bytes(), 1, EntryKind::Put, &value)
+                    .unwrap();
+            }
+            writer.finish().unwrap();
+        }
+        let cut = vfs.open(&file(1).path, OpenMode::ReadWrite).unwrap();
+        cut.set_len(cut.len_bytes().unwrap() - 1).unwrap();
+        vfs.open(&file(3).path, OpenMode::ReadWrite)
+            .unwrap()
+            .set_len(0)
+            .unwrap();
+        vfs.rename(&file(5).path, &file(4).path).unwrap();
+        let opened = TableReader::open_together(&vfs, (0..TABLES).map(file), options(), &shared);
+        assert_eq!(opened.len() as u64, TABLES);
+        for (table_id, reader) in (0..TABLES).zip(&opened) {
+            let alone = TableReader::open(
+                Arc::clone(&vfs),
+                file(table_id).path,
+                table_id,
+                options(),
+                None,
+                Arc::clone(&shared),
+            );
+            match (reader, alone) {
+                (Ok(reader), Ok(alone)) => {
+                    assert_eq!(reader.leaf_source(), LeafSource::File);
+                    assert_eq!(reader.leaf().as_bytes(), alone.leaf().as_bytes());
+                    let found = get(reader, &7_u32.to_be_bytes(), u64::MAX).unwrap();
+                    assert_eq!(found.2, table_id.to_le_bytes());
+                }
+                (Err(together), Err(alone)) => {
+                    assert_eq!(together.to_string(), alone.to_string());
+                    assert!([1, 3, 4, 5].contains(&table_id), "{together}");
+                }
+                (together, alone) => panic!(
+                    "{table_id}: {:?}, {:?}",
+                    together.as_ref().err(),
+                    alone.err()
+                ),
+            }
+        }
+        assert!(shared.open_files() <= 4);
+        drop(opened);
+        assert_eq!(shared.open_files(), 0, "of those that failed, too");
+    }
 }
 
 #[test]

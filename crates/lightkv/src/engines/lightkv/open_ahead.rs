@@ -1,8 +1,9 @@
 //! The tables that an open of the store found, opened before somebody waits for that.
 //!
 //! A store opens no table when it is opened: who wants one record shall not wait for the indexes of all. But a get looks at a table of each age, and
-//! each first look is two or three reads of the device: beside a writer, the gets of the first second took 3 to 9 ms. So as soon as
-//! anybody reads, a background thread opens the others, one at a time and in turns with what else the device does, the newest first.
+//! each first look is one or two reads of the device: beside a writer, the gets of the first second took 3 to 9 ms. So as soon as
+//! anybody reads, a background thread opens the others, some at a time and in turns with what else the device does, the newest first. Who comes
+//! before it opens all that he needs together.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -11,7 +12,10 @@ use lightkv_vfs::{DeviceTurns, Urgency};
 use parking_lot::Mutex;
 
 use super::store::Store;
-use super::table_set::Table;
+use super::table_set::{Table, TableContext};
+
+/// So many are read together, in one turn at the device: half a megabyte, which it has read nearly as soon as the end of one table.
+const OPENED_AT_ONCE: usize = 8;
 
 /// What is still to be opened.
 #[derive(Debug, Default)]
@@ -61,15 +65,17 @@ impl OpenAhead {
         self.count.load(Ordering::Relaxed) > 0 && device.has_had_reads()
     }
 
-    /// Opens the next table. One that cannot be opened tells its first user.
-    pub(crate) fn open_next(&self, device: &DeviceTurns) {
-        let Some(next) = self.take() else { return };
-        let Some(table) = next.upgrade() else { return };
-        if table.is_open() || device.transfer(Urgency::Prompt, || table.reader().is_err()) {
-            return;
-        }
+    /// Opens the next tables. One that cannot be opened tells its first user.
+    pub(crate) fn open_next(&self, context: &TableContext) {
+        let waiting = std::iter::from_fn(|| self.take());
+        let closed = waiting.filter_map(|table| table.upgrade().filter(|table| !table.is_open()));
+        let next: Vec<_> = closed.take(OPENED_AT_ONCE).collect();
+        let tables = next.iter().map(|table| &**table);
+        let device = context.shared.device();
+        device.transfer(Urgency::Prompt, || context.open_together(tables.clone()));
+        let index_bytes: u64 = tables.map(Table::resident_index_bytes).sum();
         let mut waiting = self.waiting.lock();
-        match (waiting.index_bytes_left).checked_sub(table.resident_index_bytes()) {
+        match waiting.index_bytes_left.checked_sub(index_bytes) {
             Some(left) => waiting.index_bytes_left = left,
             None => {
                 tracing::debug!(left = waiting.tables.len(), "tables are not opened ahead");
@@ -89,45 +95,12 @@ impl OpenAhead {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::path::Path;
-
-    use lightkv_table::{EntryKind, TableWriter};
-    use lightkv_vfs::{MemoryVfs, Vfs};
-
     use super::*;
-    use crate::engines::lightkv::manifest::TableMetadata;
-    use crate::engines::lightkv::table_set::{TableContext, table_path, tests::context};
-
-    const TABLES: u64 = 10;
-
-    /// Tables of a hundred records each, and one without a file.
-    fn tables() -> (Arc<TableContext>, Vec<Arc<Table>>) {
-        let vfs = MemoryVfs::new();
-        let store = Path::new("/store");
-        vfs.create_directory(&store.join("tables")).unwrap();
-        let context = context(vfs, store);
-        for number in 1..=TABLES {
-            let (vfs, path) = (context.vfs.clone(), table_path(store, number));
-            let mut writer = TableWriter::create(vfs, path, number, context.options).unwrap();
-            for key in 0..100_u32 {
-                let key = key.to_be_bytes();
-                writer.add(&key, 1, EntryKind::Put, b"value").unwrap();
-            }
-            writer.finish().unwrap();
-        }
-        let tables = (1..=TABLES + 1).map(|file_number| {
-            context.register(TableMetadata {
-                file_number,
-                ..TableMetadata::default()
-            })
-        });
-        let tables = tables.collect();
-        (context, tables)
-    }
+    use crate::engines::lightkv::table_set::tests::tables_and_one_without_a_file as tables;
 
     fn open_all(ahead: &OpenAhead, context: &TableContext) {
         while ahead.is_due(context.shared.device()) {
-            ahead.open_next(context.shared.device());
+            ahead.open_next(context);
         }
     }
 
@@ -142,12 +115,13 @@ mod tests {
         open_all(&ahead, &context);
         assert!(tables.iter().all(|table| !table.is_open()), "nobody reads");
         drop(context.shared.device().waiting_read());
-        ahead.open_next(context.shared.device());
-        ahead.open_next(context.shared.device());
+        ahead.open_next(&context);
         // The newest has no file, which its first user will be told.
         let (newest, others) = tables.split_last().unwrap();
         assert!(!newest.is_open());
-        assert!(others.last().unwrap().is_open() && !others[0].is_open());
+        let closed = others.len() + 1 - OPENED_AT_ONCE;
+        assert!(others[..closed].iter().all(|table| !table.is_open()));
+        assert!(others[closed..].iter().all(|table| table.is_open()));
         open_all(&ahead, &context);
         assert!(others.iter().all(|table| table.is_open()));
         assert!(newest.reader().is_err());
@@ -163,9 +137,9 @@ mod tests {
         let ahead = OpenAhead::default();
         ahead.plan(tables.clone(), 3 * index_bytes);
         open_all(&ahead, &context);
-        // The one that passed the limit is open as well.
+        // Those that were opened together with what passed the limit are open as well, but for the one without a file.
         let open = tables.iter().filter(|table| table.is_open()).count();
-        assert_eq!(open, 1 + 3 + 1);
+        assert_eq!(open, 1 + OPENED_AT_ONCE - 1);
         assert!(!tables[1].is_open());
     }
 }

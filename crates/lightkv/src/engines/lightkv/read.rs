@@ -5,13 +5,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use lightkv_table::{EntryKind, Found, Probe, TableShared};
+use lightkv_table::{EntryKind, Found, Probe};
 
 use super::partition::Leaf;
 use super::record_layout::Record;
 use super::store::Store;
 use super::table_list::TableList;
-use super::table_set::{Table, read_large_value};
+use super::table_set::{Table, TableContext, read_large_value};
 use crate::{Error, Result, Value};
 
 /// How much of a record a get asks for as soon as it knows where it lies: all five lines of one with 200 bytes that does not begin with a line.
@@ -45,15 +45,19 @@ struct Candidates {
 
 #[inline]
 fn look_in_tables(
-    shared: &TableShared,
+    context: &TableContext,
     tables: &TableList,
     key: &[u8],
     hash: u64,
     sequence_max: u64,
 ) -> Result<InTables> {
     let mut candidates = Candidates::default();
-    shared.expect_record(hash);
+    context.shared.expect_record(hash);
     for listed in tables.covering(key) {
+        if !listed.table.is_open() {
+            let covering = tables.covering(key).map(|listed| &*listed.table);
+            context.open_for_reader(covering.filter(|table| !table.is_open()));
+        }
         let reader = listed.table.reader()?;
         if let Some(probe) = reader.probe(hash, sequence_max) {
             if candidates.first.is_some() {
@@ -135,7 +139,7 @@ impl Store {
                     }
                 }
             }
-            match look_in_tables(&self.tables.shared, &view.tables, key, hash, sequence_max)? {
+            match look_in_tables(&self.tables, &view.tables, key, hash, sequence_max)? {
                 // The guard keeps the table and with it a value file.
                 InTables::Cached(found) => return self.value_of(found, deleted_below),
                 InTables::Candidates(candidates) => candidates,

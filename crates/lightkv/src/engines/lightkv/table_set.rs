@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use lightkv_memory::MappedVec;
-use lightkv_table::{IteratorOptions, TableIterator, TableOptions, TableReader, TableShared};
+use lightkv_table::{
+    IteratorOptions, TableFile, TableIterator, TableOptions, TableReader, TableShared,
+};
 use lightkv_vfs::Vfs;
 use parking_lot::Mutex;
 
@@ -83,6 +85,9 @@ pub(crate) struct NewRecords {
     carried: usize,
 }
 
+/// So many tables are opened together at most: reads of 64 KiB each.
+const OPENED_AT_ONCE_MAX: usize = 16;
+
 /// So many records at a time, some milliseconds of work: writers may need the thread for something else.
 const CARRIED_AT_ONCE: usize = 1 << 15;
 
@@ -136,9 +141,35 @@ impl TableContext {
         self.open_ahead.is_due(self.shared.device())
     }
 
-    /// Opens it.
+    /// Opens the next ones.
     pub(crate) fn open_next(&self) {
-        self.open_ahead.open_next(self.shared.device());
+        self.open_ahead.open_next(self);
+    }
+
+    /// Opens those of some tables that are not open, for who waits for all of them: two reads of each, one after the other, would be most of what a first look
+    /// takes. One that somebody else opens, or that cannot be opened, is left to its first use, which waits, or tells.
+    #[cold]
+    pub(crate) fn open_for_reader<'a>(&self, tables: impl Iterator<Item = &'a Table>) {
+        let _waiting = self.shared.waiting_read();
+        self.open_together(tables.take(OPENED_AT_ONCE_MAX));
+        self.open_ahead.somebody_waited();
+    }
+
+    /// The same in the background.
+    pub(crate) fn open_together<'a>(&self, tables: impl Iterator<Item = &'a Table>) {
+        // Many are held at a time, in no order, so nobody waits for one.
+        let lock = |table: &'a Table| Some((table, table.opening.try_lock()?));
+        let closed: Vec<_> = tables
+            .filter_map(lock)
+            .filter(|(table, _)| !table.is_open())
+            .collect();
+        let files = closed.iter().map(|(table, _)| table.file());
+        let readers = TableReader::open_together(&self.vfs, files, self.options, &self.shared);
+        for ((table, _), reader) in closed.iter().zip(readers) {
+            if let Ok(reader) = reader {
+                table.reader.get_or_init(|| Arc::new(reader));
+            }
+        }
     }
 
     /// Tells that the durable manifest does not name a table, and which of its value files no table of the
@@ -339,6 +370,13 @@ impl Table {
         *key >= *self.metadata.smallest_key && *key <= *self.metadata.largest_key
     }
 
+    fn file(&self) -> TableFile {
+        TableFile {
+            path: table_path(&self.context.directory, self.file_number()),
+            table_id: self.file_number(),
+        }
+    }
+
     /// The reader, opened if this is the first use. An error is not remembered: the next use tries again.
     #[inline]
     pub(crate) fn reader(&self) -> Result<&Arc<TableReader>> {
@@ -359,10 +397,11 @@ impl Table {
         if let Some(reader) = self.reader.get() {
             return Ok(reader);
         }
+        let file = self.file();
         let reader = TableReader::open(
             self.context.vfs.clone(),
-            table_path(&self.context.directory, self.file_number()),
-            self.file_number(),
+            file.path,
+            file.table_id,
             self.context.options,
             None,
             self.context.shared.clone(),
@@ -476,6 +515,56 @@ pub(crate) mod tests {
             spares: SpareTables::default(),
             open_ahead: OpenAhead::default(),
         })
+    }
+
+    /// Ten tables of a hundred records each, and one without a file.
+    pub(crate) fn tables_and_one_without_a_file() -> (Arc<TableContext>, Vec<Arc<Table>>) {
+        const TABLES: u64 = 10;
+        let vfs = MemoryVfs::new();
+        let store = Path::new(STORE);
+        vfs.create_directory(&store.join("tables")).unwrap();
+        let context = context(vfs, store);
+        for number in 1..=TABLES {
+            let (vfs, path) = (context.vfs.clone(), table_path(store, number));
+            let mut writer = TableWriter::create(vfs, path, number, context.options).unwrap();
+            for key in 0..100_u32 {
+                let key = key.to_be_bytes();
+                writer.add(&key, 1, EntryKind::Put, b"value").unwrap();
+            }
+            writer.finish().unwrap();
+        }
+        let tables = (1..=TABLES + 1).map(|file_number| {
+            context.register(TableMetadata {
+                file_number,
+                ..TableMetadata::default()
+            })
+        });
+        let tables = tables.collect();
+        (context, tables)
+    }
+
+    /// Who holds the locks of many tables waits for no other: two of them might wait for each other.
+    #[test]
+    fn tables_are_opened_together_but_for_those_that_somebody_else_opens() {
+        let (context, tables) = tables_and_one_without_a_file();
+        let (slow, others) = tables.split_first().unwrap();
+        let (without_file, others) = others.split_last().unwrap();
+        let somebody_opens = slow.opening.lock();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                context.open_for_reader(tables.iter().map(|table| &**table));
+                sender.send(()).unwrap();
+            });
+            let outcome = receiver.recv_timeout(std::time::Duration::from_secs(20));
+            drop(somebody_opens);
+            outcome.expect("it waits for who opens a table");
+        });
+        assert!(others.iter().all(|table| table.is_open()));
+        assert!(!slow.is_open() && !without_file.is_open());
+        assert!(context.shared.device().has_had_reads());
+        context.open_for_reader(tables.iter().map(|table| &**table));
+        assert!(slow.is_open() && without_file.reader().is_err());
     }
 
     struct Files {
