@@ -109,7 +109,11 @@ mod tests {
     fn nothing_is_lost_by_threads_with_and_without_a_stripe_of_their_own() {
         // Of those that share stripes, four have the same one.
         const THREADS: usize = OWN_STRIPES + 4 * SHARED_STRIPES;
-        let (short, long) = if cfg!(miri) { (2, 20) } else { (100, 4_000_000) };
+        let (short, long) = if cfg!(miri) {
+            (2, 20)
+        } else {
+            (100, 4_000_000)
+        };
         let counters = Striped::<Counters>::default();
         // So that all are there at once, and none gets the processor, but not the number, of one that has ended.
         let all_there = std::sync::Barrier::new(THREADS);

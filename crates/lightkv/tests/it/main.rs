@@ -1,5 +1,6 @@
 //! Integration tests of the store.
 
+mod background;
 mod basics;
 mod compaction;
 mod costs;

@@ -73,7 +73,7 @@ const CLUSTER_BYTES: usize = 16 << 10;
 
 /// What is fetched of an item: as much as the last one had, at first this, but not more than that.
 const ITEM_BYTES_FIRST: u64 = 320;
-const ITEM_BYTES_MAX: u64 = 640;
+const ITEM_BYTES_MAX: u64 = 1280;
 
 /// Memory that a scan leaves to the next one of its thread, at most.
 const SPARE_BYTES_MAX: usize = 64 << 10;
