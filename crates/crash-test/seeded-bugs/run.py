@@ -64,7 +64,7 @@ UNIT_TESTS["lightkv"] = Check("tests of lightkv", "lightkv", ["--lib"])
 CHECKS = [
     integration("opening and limits", "faults::opening", "faults::limits", "faults::process", "recovery", "regressions"),
     integration("failing calls of one store", "faults::io_errors", "faults::space"),
-    integration("operations", "basics", "compaction", "checkpoint", "delete_range", "partitions"),
+    integration("operations", "basics", "background", "compaction", "checkpoint", "delete_range", "partitions"),
     integration("operations of hikv", "hikv"),
     crashes("scripts of crashes", "scripts"),
     crashes("crashes of the journal", "crashes_of_a_journal", "beside_a_journal", "joins_are_survived_with_a_journal"),
