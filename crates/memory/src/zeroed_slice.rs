@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use parking_lot::Mutex;
 
@@ -44,6 +44,8 @@ pub unsafe trait Zeroable: Sized {}
 unsafe impl Zeroable for u64 {}
 // SAFETY: as above.
 unsafe impl Zeroable for AtomicU64 {}
+// SAFETY: as above.
+unsafe impl Zeroable for AtomicU32 {}
 
 /// A slice on the heap or in a mapping, all zeros when it is made. Ends the process if there is no memory, as `Vec` does.
 pub struct ZeroedSlice<T: Zeroable> {
@@ -117,6 +119,13 @@ impl<T: Zeroable> ZeroedSlice<T> {
         if let Memory::Mapped(mapping) = &self.memory {
             // SAFETY: all of the mapping is this slice's, readable and writable.
             unsafe { fault_in(mapping.start().as_ptr(), mapping.len_bytes()) };
+        }
+    }
+
+    /// Asks for large pages: for tables that are looked up everywhere, at random. To be called before anything is stored.
+    pub fn prefer_large_pages(&self) {
+        if let Memory::Mapped(mapping) = &self.memory {
+            mapping.prefer_large_pages();
         }
     }
 

@@ -221,7 +221,8 @@ impl Store {
         };
         let guard = crossbeam_epoch::pin();
         let tree = self.tree(&guard);
-        parts.leaves += tree.memory_bytes() as u64 + self.read_marks.memory_bytes();
+        parts.leaves += tree.memory_bytes() as u64;
+        parts.leaves += self.read_marks.memory_bytes() + self.record_hints.memory_bytes();
         for partition in tree.leaves() {
             parts.descriptions += DESCRIPTION_BYTES;
             let view = partition.view(&guard);

@@ -26,7 +26,7 @@
 //! | `delete_range`, `range_deletions` | deleting all keys of a range |
 //! | `table_set`, `open_ahead`, `spare_tables` | the tables of the store, and their files |
 //! | `table_list`, `run_source` | the tables of a partition as runs |
-//! | `memory`, `sizes`, `read_marks` | the memory budget, and what stays in memory |
+//! | `memory`, `sizes`, `read_marks`, `record_hints` | the memory budget, what stays in memory, and where it is |
 //!
 //! # Where we leave the paper, and why
 //!
@@ -81,6 +81,7 @@ mod range_deletions;
 mod range_purge;
 mod read;
 mod read_marks;
+mod record_hints;
 mod record_layout;
 mod recovery;
 mod rest;

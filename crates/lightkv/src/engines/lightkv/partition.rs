@@ -286,14 +286,14 @@ impl Partition {
     /// Asks for the lines that a put of a key with this signature reads and changes: first for those that nobody has touched lately.
     #[inline]
     pub(crate) fn prefetch_for_write(&self, signature: u32, guard: &Guard) {
-        self.place.buckets.prefetch(signature);
+        let _ = self.place.buckets.prefetch(signature);
         self.view(guard).top.prefetch_for_write();
     }
 
-    /// Asks for the buckets that a get of a key with this signature looks at.
+    /// Asks for the buckets that a get of a key with this signature looks at; tells whether there are any with something in them.
     #[inline]
-    pub(crate) fn prefetch_for_read(&self, signature: u32) {
-        self.place.buckets.prefetch(signature);
+    pub(crate) fn prefetch_for_read(&self, signature: u32) -> bool {
+        self.place.buckets.prefetch(signature)
     }
 
     /// A record of the writer's leaf is about to be indexed.

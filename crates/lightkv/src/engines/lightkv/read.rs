@@ -99,6 +99,7 @@ impl Store {
         sequence_max: u64,
     ) -> Result<Option<Value>> {
         let (hash, signature) = self.hash(key);
+        self.record_hints.fetch(signature);
         self.tables.shared.expect_get(hash);
         // What has a smaller number was deleted with a whole range of keys.
         let mut deleted_below = 0;
@@ -110,7 +111,10 @@ impl Store {
             }
             let (_, view, ranges) = self.consistent_view(&guard, || {
                 let partition = self.route(key, &guard);
-                partition.prefetch_for_read(signature);
+                if partition.prefetch_for_read(signature) {
+                    self.record_hints
+                        .fetch_record(self.buffer.pool(), signature);
+                }
                 partition
             });
             if let Some(ranges) = ranges.list() {

@@ -26,6 +26,7 @@ use super::range_deletions::{RangeList, Retention};
 use super::range_purge::PurgeSchedule;
 use super::read_marks::ReadMarks;
 use super::readers::collect_garbage;
+use super::record_hints::RecordHints;
 use super::rest::Rest;
 use super::scan_lengths::ScanLengths;
 use super::sizes::Sizes;
@@ -88,6 +89,7 @@ pub(crate) struct Store {
     pub(crate) snapshots: Snapshots,
     pub(crate) scan_lengths: ScanLengths,
     pub(crate) read_marks: ReadMarks,
+    pub(crate) record_hints: RecordHints,
     /// Some partition's `retained_garbage` is not 0.
     pub(crate) has_retained_garbage: AtomicBool,
     pub(crate) counters: EngineCounters,
@@ -180,6 +182,7 @@ impl Store {
             snapshots: Snapshots::default(),
             scan_lengths: ScanLengths::default(),
             read_marks: ReadMarks::new(parts.sizes.marked_bytes()),
+            record_hints: RecordHints::new(parts.sizes.budget_bytes),
             has_retained_garbage: AtomicBool::new(false),
             counters: EngineCounters::default(),
             pacing: Pacing::new(

@@ -258,12 +258,14 @@ impl BucketsHint {
         self.regular_count.store(regular_count, Ordering::Relaxed);
     }
 
-    /// Asks for the buckets of a signature.
+    /// Asks for the buckets of a signature; tells whether there is a hint.
     #[inline]
-    pub(crate) fn prefetch(&self, signature: u32) {
-        for bucket in self.buckets(signature).into_iter().flatten() {
+    pub(crate) fn prefetch(&self, signature: u32) -> bool {
+        let buckets = self.buckets(signature);
+        for bucket in buckets.into_iter().flatten() {
             processor::prefetch(bucket);
         }
+        buckets.is_some()
     }
 
     #[cfg(all(test, not(loom)))]

@@ -95,6 +95,7 @@ impl Store {
     }
 
     fn write_prepared(&self, operation: &Prepared<'_>, options: WriteOptions) -> Result<()> {
+        self.record_hints.fetch_for_note(operation.signature);
         let record_bytes = operation.record_len(false);
         let deadline = Deadline::of(options);
         self.pacing.admit(
@@ -112,7 +113,7 @@ impl Store {
         let parts: [&[u8]; 3] = [&head, operation.key, &operation.value];
         let mut payload: Option<Payload<'_>> = None;
         let mut waiting: Option<Patience> = None;
-        let (sequence, end) = loop {
+        let (sequence, end, offset) = loop {
             let guard = crossbeam_epoch::pin();
             let partition = self.route(operation.key, &guard);
             // What the put will need is on its way while the checksum is computed and the lock taken.
@@ -145,6 +146,8 @@ impl Store {
         if let Some(patience) = waiting {
             self.counters.stalled(patience.elapsed());
         }
+        // Not under the lock: unlocking would wait for the line of the hint.
+        self.record_hints.note(operation.signature, offset);
         self.give_way(sequence);
         if options.sync {
             self.sync_through(end)
@@ -185,7 +188,7 @@ impl Store {
         self.reserve(writer, record_bytes)
     }
 
-    /// Stores and indexes one record; returns its number and the journal position after it. There is room for it.
+    /// Stores and indexes one record; returns its number, the journal position after it, and where it lies. There is room for it.
     #[inline]
     fn append(
         &self,
@@ -193,7 +196,7 @@ impl Store {
         payload: Option<&Payload<'_>>,
         record_bytes: u64,
         writer: &mut MutexGuard<'_, Writer>,
-    ) -> Result<(u64, JournalPosition)> {
+    ) -> Result<(u64, JournalPosition, u64)> {
         let announcement = self.announce()?;
         let (sequence, start, end) = match (self.journal.get(), payload) {
             (Some(journal), Some(payload)) => {
@@ -260,7 +263,7 @@ impl Store {
         self.buffer
             .pool()
             .prefetch_store(writer.cursor, record_bytes);
-        Ok((sequence, end))
+        Ok((sequence, end, offset))
     }
 
     /// Announces a write that is about to draw its number; refused if the store was closed meanwhile.
@@ -431,6 +434,7 @@ impl Store {
                     &guard,
                 );
             }
+            partitions[owner].expect_insertion(&writers[owner]);
         }
         self.append_batch(operations, &owner_of, &places, &mut writers)
             .map(Attempt::Done)
@@ -546,6 +550,7 @@ impl Store {
                 lookup = self.look_up_growing(operation, writer);
             }
             self.index(writer, operation, *offset, lookup);
+            self.record_hints.note(operation.signature, *offset);
             if !writer
                 .run
                 .as_ref()

@@ -158,6 +158,7 @@ impl Store {
         offset: u64,
         guard: &Guard,
     ) {
+        self.record_hints.note(signature, offset);
         loop {
             let index = &writer.top.index;
             // SAFETY: the segment holds the runs of all records it indexes, and `offset` too.
