@@ -37,7 +37,7 @@ struct Stripe<T>(T);
 /// Counting is a load, an addition and a store where the thread has a stripe of its own, and an atomic addition in a stripe of few where it has not.
 /// An atomic addition waits for all stores before it, also where no other thread is about: some 5 ns, of a get that takes 300.
 ///
-/// INVARIANT. The first [`OWN_STRIPES`] stripes are stored to by one thread each, for numbers of threads are given once. So a load and a store lose nothing.
+/// INVARIANT. The first `OWN_STRIPES` stripes are stored to by one thread each, for numbers of threads are given once. So a load and a store lose nothing.
 pub struct Striped<T> {
     stripes: Box<[Stripe<T>]>,
 }

@@ -72,7 +72,7 @@ impl Store {
             // SAFETY: the entry was read under the guard, which keeps what it led to.
             let item = unsafe { self.readable_item(position, hash) }?;
             // From where the rest is, not from where the value begins: that is only known once the first line has come.
-            let rest_bytes = (item.value.len() as u64).saturating_sub(ITEM_AHEAD_BYTES);
+            let rest_bytes = item.len_bytes().saturating_sub(ITEM_AHEAD_BYTES);
             let rest_bytes = rest_bytes.min(ITEM_REST_BYTES_MAX);
             self.pool()
                 .prefetch_read(position + ITEM_AHEAD_BYTES, rest_bytes);
