@@ -121,6 +121,7 @@ class Tree:
             "CARGO_PROFILE_DEV_DEBUG": "0",
             "RUST_BACKTRACE": "0",
         }
+        self.last_output = ""
 
     def patch(self, patch: pathlib.Path, *more: str) -> bool:
         command = ["patch", "--strip=1", "--silent", "--no-backup-if-mismatch", "--input", str(patch), *more]
@@ -142,6 +143,7 @@ class Tree:
         )
         try:
             output, _ = process.communicate(timeout=seconds_max)
+            self.last_output = output
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
@@ -195,7 +197,8 @@ def baseline(tree: Tree, limits_path: pathlib.Path) -> dict[str, float]:
         begin = time.monotonic()
         test = tree.fails(check, 3600)
         if test:
-            sys.exit(f"{check.name} fails without a bug: {test}")
+            # A test that fails now and then may not do so again for a hundred runs.
+            sys.exit(f"{tree.last_output}\n{check.name} fails without a bug: {test}")
         limits[check.name] = round(time.monotonic() - begin, 1)
         print(f"without a bug: {check.name}, {limits[check.name]} s", flush=True)
     limits_path.write_text(json.dumps(limits, indent=2) + "\n")
