@@ -100,7 +100,17 @@ impl Vfs for RealVfs {
     }
 
     fn create_directory(&self, path: &Path) -> io::Result<()> {
-        fs::create_dir_all(path)
+        match fs::create_dir_all(path) {
+            // It looks whether a directory is there, and keeps to itself why it could not: on a device that has just failed
+            // the name exists, and all that is known of it is an I/O error.
+            Err(exists) if exists.kind() == io::ErrorKind::AlreadyExists => {
+                match fs::metadata(path)?.is_dir() {
+                    true => Ok(()),
+                    false => Err(exists),
+                }
+            }
+            outcome => outcome,
+        }
     }
 
     fn remove_file(&self, path: &Path) -> io::Result<()> {
