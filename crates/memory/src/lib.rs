@@ -33,7 +33,9 @@ mod zeroed_slice;
 pub use arena::ByteArena;
 pub use fault_in::{fault_in, fault_in_by_turns};
 pub use mapped_vec::MappedVec;
-pub use shared_bytes::{SharedBytes, prefetch, prefetch_for_copy, prefetch_lines_at, prefetch_of};
+pub use shared_bytes::{
+    COPY_AHEAD_BYTES, SharedBytes, prefetch, prefetch_for_copy, prefetch_lines_at, prefetch_of,
+};
 pub use striped::{Striped, thread_number};
 pub use zeroed_slice::{Zeroable, ZeroedSlice};
 

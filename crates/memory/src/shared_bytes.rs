@@ -30,8 +30,8 @@ struct Header {
 const HEADER_BYTES: usize = size_of::<Header>();
 const _: () = assert!(HEADER_BYTES == 16 && align_of::<Header>() <= UNIT_BYTES);
 
-/// How much of what is to be copied is asked for.
-const COPY_AHEAD_BYTES: usize = 4096;
+/// How much of what is to be copied is asked for, in bytes: a page, behind which the processor would look for the next one first.
+pub const COPY_AHEAD_BYTES: usize = 4096;
 
 /// Units that a string of `len` bytes takes; `None` if that is longer than any can be.
 pub(crate) fn units_for(len: usize) -> Option<u32> {
@@ -203,7 +203,7 @@ pub fn prefetch(bytes: &[u8]) {
     }
 }
 
-/// As [`prefetch`] for what is about to be copied, which may be long: a page of it, behind which the processor would look for the next one first.
+/// As [`prefetch`] for what is about to be copied, which may be long: [`COPY_AHEAD_BYTES`] of it.
 #[inline]
 pub fn prefetch_for_copy(bytes: &[u8]) {
     prefetch(&bytes[..bytes.len().min(COPY_AHEAD_BYTES)]);

@@ -4,6 +4,8 @@ use std::cell::Cell;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
+use lightkv_memory::COPY_AHEAD_BYTES;
+
 use crate::options::Granularity;
 use crate::pool::{Emulation, Mode, Pool};
 use crate::store::{
@@ -165,7 +167,19 @@ impl Pool {
         }
     }
 
-    /// The same for what is read after many other fetches: into the second cache. The first one waits for so few lines at a time
+    /// Fetches what is behind the first `fetched_bytes` of a range that is about to be copied, a page of it at most, once its length is known, or guessed by
+    /// the processor: a copy of what is in no cache waits for one line after the other.
+    ///
+    /// By the place of the range, which is known from the start. From a place that is read from its first line, as that of a value within a record, nothing
+    /// is gained: the processor has to wait for that line first.
+    #[inline]
+    pub fn prefetch_rest(&self, offset: u64, len_bytes: u64, fetched_bytes: u64) {
+        let rest_bytes = len_bytes.saturating_sub(fetched_bytes);
+        let rest_bytes = rest_bytes.min(COPY_AHEAD_BYTES as u64);
+        self.prefetch_read(offset.wrapping_add(fetched_bytes), rest_bytes);
+    }
+
+    /// The same as [`Pool::prefetch_read`] for what is read after many other fetches: into the second cache. The first one waits for so few lines at a time
     /// that with them all work would stop.
     #[inline]
     pub fn prefetch_read_far(&self, offset: u64, len_bytes: u64) {

@@ -7,7 +7,8 @@
 //! CONCURRENCY. The usual case, a slot with a file, takes only that slot's read lock. Opening and
 //! closing take the ring's lock first and a slot's lock second, and no call of the operating system is
 //! made under the ring's lock but closing a file. A file that loses its slot during a read is closed
-//! when that read ends, so besides the limit there can be one more file per thread that is reading.
+//! when that read ends, so besides the limit there can be one more file per thread that is reading, and those of tables that
+//! are opened together.
 
 use lightkv_vfs::{VfsFile, is_out_of_descriptors};
 use parking_lot::{Mutex, RwLock};

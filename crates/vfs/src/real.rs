@@ -809,6 +809,19 @@ mod tests {
         assert!(!RealVfs.exists(&inner.join("two")).unwrap());
         assert!(RealVfs.available_bytes(&inner).unwrap() > 0);
     }
+
+    /// As on a device that failed between the two: the name exists, and the look at it says more.
+    #[test]
+    fn a_directory_that_cannot_be_looked_at_is_told_by_what_the_look_said() {
+        let directory = tempfile::tempdir().unwrap();
+        let (link, file) = (directory.path().join("link"), directory.path().join("file"));
+        std::os::unix::fs::symlink("nowhere", &link).unwrap();
+        fs::write(&file, b"").unwrap();
+        let kind = |path| RealVfs.create_directory(path).unwrap_err().kind();
+        assert_eq!(kind(&link), io::ErrorKind::NotFound);
+        assert_eq!(kind(&file), io::ErrorKind::AlreadyExists);
+    }
+
     #[test]
     fn room_for_descriptors_is_made_and_none_is_kept() {
         let slots = || -> u64 {

@@ -13,10 +13,6 @@ use crate::{Error, Result, Value};
 
 /// How much of an item a get asks for as soon as it knows where it lies: all six lines of one with 256 bytes.
 const ITEM_AHEAD_BYTES: u64 = 384;
-/// And of the rest of a longer one, as soon as its length is known, or guessed by the processor: a copy of what is in no cache waits for
-/// one line after the other.
-const ITEM_REST_BYTES_MAX: u64 = 4096;
-
 /// A position that an index entry had under a guard: an item's, which stays as long as the guard.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LikelyPlace<'g> {
@@ -71,11 +67,7 @@ impl Store {
             self.pool().prefetch_read(position, ITEM_AHEAD_BYTES);
             // SAFETY: the entry was read under the guard, which keeps what it led to.
             let item = unsafe { self.readable_item(position, hash) }?;
-            // From where the rest is, not from where the value begins: that is only known once the first line has come.
-            let rest_bytes = item.len_bytes().saturating_sub(ITEM_AHEAD_BYTES);
-            let rest_bytes = rest_bytes.min(ITEM_REST_BYTES_MAX);
-            self.pool()
-                .prefetch_read(position + ITEM_AHEAD_BYTES, rest_bytes);
+            (self.pool()).prefetch_rest(position, item.len_bytes(), ITEM_AHEAD_BYTES);
             let is_same = item.key == key;
             if is_same {
                 found = Some(item);

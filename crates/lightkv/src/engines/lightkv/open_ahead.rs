@@ -70,6 +70,9 @@ impl OpenAhead {
         let waiting = std::iter::from_fn(|| self.take());
         let closed = waiting.filter_map(|table| table.upgrade().filter(|table| !table.is_open()));
         let next: Vec<_> = closed.take(OPENED_AT_ONCE).collect();
+        if next.is_empty() {
+            return;
+        }
         let tables = next.iter().map(|table| &**table);
         let device = context.shared.device();
         device.transfer(Urgency::Prompt, || context.open_together(tables.clone()));

@@ -296,6 +296,11 @@ impl Partition {
         self.place.buckets.prefetch(signature)
     }
 
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn expects_buckets_of(&self, table: &TopLeaf, signature: u32) -> bool {
+        self.place.buckets.leads_to(table, signature)
+    }
+
     /// A record of the writer's leaf is about to be indexed.
     #[inline]
     pub(crate) fn expect_insertion(&self, writer: &Writer) {

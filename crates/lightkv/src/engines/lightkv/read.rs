@@ -8,17 +8,12 @@ use std::sync::atomic::Ordering;
 use lightkv_table::{EntryKind, Found, Probe};
 
 use super::partition::Leaf;
+use super::record_hints::RECORD_AHEAD_BYTES;
 use super::record_layout::Record;
 use super::store::Store;
 use super::table_list::TableList;
 use super::table_set::{Table, TableContext, read_large_value};
 use crate::{Error, Result, Value};
-
-/// How much of a record a get asks for as soon as it knows where it lies: all five lines of one with 200 bytes that does not begin with a line.
-const RECORD_AHEAD_BYTES: u64 = 320;
-/// And of the rest of a longer one, as soon as its length is known, or guessed by the processor: a copy of what is in no cache waits for
-/// one line after the other.
-const RECORD_REST_BYTES_MAX: u64 = 4096;
 
 /// What a search of one leaf found.
 enum InLeaf {
@@ -55,8 +50,7 @@ fn look_in_tables(
     context.shared.expect_record(hash);
     for listed in tables.covering(key) {
         if !listed.table.is_open() {
-            let covering = tables.covering(key).map(|listed| &*listed.table);
-            context.open_for_reader(covering.filter(|table| !table.is_open()));
+            context.open_for_reader(tables.covering(key).map(|listed| &*listed.table));
         }
         let reader = listed.table.reader()?;
         if let Some(probe) = reader.probe(hash, sequence_max) {
@@ -185,12 +179,7 @@ impl Store {
             self.buffer.pool().prefetch_read(offset, RECORD_AHEAD_BYTES);
             // SAFETY: the offset was read under the caller's guard, which keeps the leaf's records.
             let record = unsafe { self.buffer.record(offset) };
-            // From where the rest is, not from where the value begins: that is only known once the first line has come.
-            let rest_bytes = record.len_bytes.saturating_sub(RECORD_AHEAD_BYTES);
-            self.buffer.pool().prefetch_read(
-                offset + RECORD_AHEAD_BYTES,
-                rest_bytes.min(RECORD_REST_BYTES_MAX),
-            );
+            (self.buffer.pool()).prefetch_rest(offset, record.len_bytes, RECORD_AHEAD_BYTES);
             if record.key != key {
                 self.counters.false_match();
                 return None;
@@ -246,5 +235,61 @@ impl Store {
                 return Some((record, offset));
             }
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use lightkv_vfs::MemoryVfs;
+
+    use super::super::recovery;
+    use super::*;
+    use crate::{Options, WriteBatch, WriteOptions};
+
+    /// What a get asks for before the leaf has said anything is what the leaf will say.
+    fn is_expected(store: &Store, key: &[u8]) -> bool {
+        const LINE_BYTES: u64 = 64;
+        let (_, signature) = store.hash(key);
+        let guard = crossbeam_epoch::pin();
+        let partition = store.route(key, &guard);
+        let index = &partition.view(&guard).top.index;
+        let offset = index.find(signature, Some).expect("the key is there");
+        let hint = store.record_hints.line_offset(signature);
+        partition.expects_buckets_of(index, signature) && hint == Some(offset - offset % LINE_BYTES)
+    }
+
+    fn open(vfs: &MemoryVfs) -> Arc<Store> {
+        let options = Options::new()
+            .vfs(Arc::new(vfs.clone()))
+            .memory_budget(16 << 20);
+        recovery::open(Path::new("/store"), &options).unwrap()
+    }
+
+    // Nothing else fails without the hints: gets only take longer.
+
+    #[test]
+    fn puts_and_recoveries_leave_hints() {
+        let vfs = MemoryVfs::new();
+        let store = open(&vfs);
+        for value in [b"1", b"2"] {
+            let write = WriteOptions::new();
+            store.write_one(b"key", Some(value), write).unwrap();
+            assert!(is_expected(&store, b"key"));
+        }
+        drop(store);
+        assert!(is_expected(&open(&vfs), b"key"), "restored");
+    }
+
+    #[test]
+    fn batches_leave_hints() {
+        let store = open(&MemoryVfs::new());
+        let mut batch = WriteBatch::new();
+        batch.put(b"one", b"1");
+        batch.put(b"two", b"2");
+        store.write_batch(&batch, WriteOptions::new()).unwrap();
+        assert!(is_expected(&store, b"one") && is_expected(&store, b"two"));
     }
 }

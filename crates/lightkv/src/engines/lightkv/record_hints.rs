@@ -21,8 +21,8 @@ const BUDGET_BYTES_PER_HINT: u64 = 512;
 const HINTS_MAX: u64 = 1 << 20;
 const TAG_BITS: u32 = 6;
 const LINE_BYTES: u64 = 64;
-/// What is fetched of a record, from the beginning of its first line on.
-const RECORD_AHEAD_BYTES: u64 = 320;
+/// How much of a record a get asks for before it knows how long it is, in bytes: all five lines of one with 200 bytes that does not begin with a line.
+pub(crate) const RECORD_AHEAD_BYTES: u64 = 320;
 
 /// The hints of a store.
 #[derive(Debug)]
@@ -72,8 +72,9 @@ impl RecordHints {
         }
     }
 
+    /// Offset of the line in which that probably begins.
     #[inline]
-    fn line_offset(&self, signature: u32) -> Option<u64> {
+    pub(crate) fn line_offset(&self, signature: u32) -> Option<u64> {
         let hint = self.place(signature).load(Ordering::Relaxed);
         (hint % (1 << TAG_BITS) == tag_of(signature))
             .then(|| u64::from(hint >> TAG_BITS) * LINE_BYTES)

@@ -270,15 +270,11 @@ pub(crate) fn add_table_sources(
         store.scan_lengths.expected_bytes(),
         tables.entries_per_key(),
     );
-    let reached_table = |&(run, at): &(usize, usize)| &*tables.in_run(run, at).table;
-    let is_closed = |table: &&Table| !table.is_open();
-    if reached
+    let reached_tables = reached
         .iter()
-        .map(reached_table)
-        .any(|table| is_closed(&table))
-    {
-        let closed = reached.iter().map(reached_table).filter(is_closed);
-        store.tables.open_for_reader(closed);
+        .map(|&(run, at)| &*tables.in_run(run, at).table);
+    if !reached_tables.clone().all(Table::is_open) {
+        store.tables.open_for_reader(reached_tables);
     }
     let (mut placed, mut first_reads) = (Vec::new(), FirstReads::default());
     let (runs, mut reads) = (reached.len(), 0);

@@ -151,7 +151,8 @@ impl TableContext {
     #[cold]
     pub(crate) fn open_for_reader<'a>(&self, tables: impl Iterator<Item = &'a Table>) {
         let _waiting = self.shared.waiting_read();
-        self.open_together(tables.take(OPENED_AT_ONCE_MAX));
+        let closed = tables.filter(|table| !table.is_open());
+        self.open_together(closed.take(OPENED_AT_ONCE_MAX));
         self.open_ahead.somebody_waited();
     }
 
