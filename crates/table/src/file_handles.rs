@@ -7,14 +7,18 @@
 //! CONCURRENCY. The usual case, a slot with a file, takes only that slot's read lock. Opening and
 //! closing take the ring's lock first and a slot's lock second, and no call of the operating system is
 //! made under the ring's lock but closing a file. A file that loses its slot during a read is closed
-//! when that read ends, so besides the limit there can be one more file per thread that is reading, and those of tables that
-//! are opened together.
+//! when that read ends, so besides the limit there can be one more file per thread that is reading, or a sixteenth of the limit
+//! while it opens tables together.
 
 use lightkv_vfs::{VfsFile, is_out_of_descriptors};
 use parking_lot::{Mutex, RwLock};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Such a part of the limit may be opened together, and no more than this: reads of 64 KiB each.
+const OPEN_TOGETHER_PART: usize = 16;
+const OPEN_TOGETHER_MAX: usize = 16;
 
 /// One table's open file, or none.
 #[derive(Debug, Default)]
@@ -45,6 +49,12 @@ impl FileHandles {
             ring: Mutex::default(),
             max_open_files: max_open_files.max(1),
         }
+    }
+
+    /// How many files may be open at once besides the limit, by one thread: a small part of that, so that a process which has few descriptors, and
+    /// says so by the limit, does not run out of them.
+    pub(crate) fn open_together_max(&self) -> usize {
+        (self.max_open_files / OPEN_TOGETHER_PART).clamp(1, OPEN_TOGETHER_MAX)
     }
 
     /// The file of a slot, opened by `open` if it is not.

@@ -49,7 +49,7 @@ impl TableReader {
     }
 
     /// Opens several tables, each as [`TableReader::open`] does with its own leaf, but reads the ends of all of them at once: for who needs all, and
-    /// would wait for one after the other. The outcomes are in the order of the tables.
+    /// would wait for one after the other. The outcomes are in the order of the tables. All their files are open meanwhile: no more than [`TableShared::open_together_max`].
     pub fn open_together(
         vfs: &Arc<dyn Vfs>,
         tables: impl IntoIterator<Item = TableFile>,

@@ -102,6 +102,11 @@ impl TableShared {
         }
     }
 
+    /// How many tables one thread may [open together](crate::TableReader::open_together): 1 to 16, a sixteenth of the files that are kept open.
+    pub fn open_together_max(&self) -> usize {
+        self.handles.open_together_max()
+    }
+
     /// Does what needs a descriptor, for a table or for something else. If the process has none left, some that are kept
     /// for tables are given back, and it is done again.
     pub fn with_descriptors<T>(&self, open: impl Fn() -> io::Result<T>) -> io::Result<T> {

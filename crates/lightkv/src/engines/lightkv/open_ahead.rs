@@ -69,7 +69,8 @@ impl OpenAhead {
     pub(crate) fn open_next(&self, context: &TableContext) {
         let waiting = std::iter::from_fn(|| self.take());
         let closed = waiting.filter_map(|table| table.upgrade().filter(|table| !table.is_open()));
-        let next: Vec<_> = closed.take(OPENED_AT_ONCE).collect();
+        let at_once = OPENED_AT_ONCE.min(context.shared.open_together_max());
+        let next: Vec<_> = closed.take(at_once).collect();
         if next.is_empty() {
             return;
         }

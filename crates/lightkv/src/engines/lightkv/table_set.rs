@@ -85,9 +85,6 @@ pub(crate) struct NewRecords {
     carried: usize,
 }
 
-/// So many tables are opened together at most: reads of 64 KiB each.
-const OPENED_AT_ONCE_MAX: usize = 16;
-
 /// So many records at a time, some milliseconds of work: writers may need the thread for something else.
 const CARRIED_AT_ONCE: usize = 1 << 15;
 
@@ -152,7 +149,7 @@ impl TableContext {
     pub(crate) fn open_for_reader<'a>(&self, tables: impl Iterator<Item = &'a Table>) {
         let _waiting = self.shared.waiting_read();
         let closed = tables.filter(|table| !table.is_open());
-        self.open_together(closed.take(OPENED_AT_ONCE_MAX));
+        self.open_together(closed.take(self.shared.open_together_max()));
         self.open_ahead.somebody_waited();
     }
 
@@ -508,7 +505,7 @@ pub(crate) mod tests {
             vfs: Arc::new(vfs),
             directory: directory.into(),
             options: TableOptions::default(),
-            shared: Arc::new(TableShared::new(0, 1)),
+            shared: Arc::new(TableShared::new(0, 512)),
             store_identity: 1,
             live: Mutex::default(),
             values: Mutex::default(),
