@@ -15,10 +15,14 @@ use parking_lot::{Mutex, RwLock};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Such a part of the limit may be opened together, and no more than this: reads of 64 KiB each.
 const OPEN_TOGETHER_PART: usize = 16;
 const OPEN_TOGETHER_MAX: usize = 16;
+
+/// How long who finds no descriptor, and none to give back, waits for other threads each time before it gives up.
+const PAUSES_MS: [u64; 6] = [1, 2, 4, 8, 16, 32];
 
 /// One table's open file, or none.
 #[derive(Debug, Default)]
@@ -110,10 +114,20 @@ impl FileHandles {
 
     /// See [`TableShared::with_descriptors`](crate::TableShared::with_descriptors).
     pub(crate) fn with_descriptors<T>(&self, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        let mut pauses = PAUSES_MS.into_iter();
         loop {
             match open() {
-                // Others take what is given back, so once may not be enough; each time there is less to give.
-                Err(error) if is_out_of_descriptors(&error) && self.shrink() => {}
+                Err(error) if is_out_of_descriptors(&error) => {
+                    // Others take what is given back, so once may not be enough; each time there is less to give.
+                    if self.shrink() {
+                        continue;
+                    }
+                    // What other threads hold besides is theirs for a read or an opening.
+                    let Some(pause) = pauses.next() else {
+                        return Err(error);
+                    };
+                    std::thread::sleep(Duration::from_millis(pause));
+                }
                 opened => return opened,
             }
         }
@@ -209,6 +223,26 @@ mod tests {
         assert_eq!((calls.get(), handles.open_files()), (2, 5));
         let refused = handles.acquire(&slots[0], || Err(io::Error::from_raw_os_error(24)));
         assert!(refused.is_ok() || refused.is_err_and(|error| is_out_of_descriptors(&error)));
+    }
+
+    #[test]
+    fn who_finds_nothing_to_give_back_waits_for_others_and_not_forever() {
+        let handles = FileHandles::new(100);
+        let calls = Cell::new(0);
+        let out_of_descriptors_until = |last| {
+            calls.set(calls.get() + 1);
+            if calls.get() < last {
+                return Err(io::Error::from_raw_os_error(24));
+            }
+            Ok(())
+        };
+        handles
+            .with_descriptors(|| out_of_descriptors_until(4))
+            .unwrap();
+        assert_eq!(calls.replace(0), 4);
+        let refused = handles.with_descriptors(|| out_of_descriptors_until(u32::MAX));
+        assert!(is_out_of_descriptors(&refused.unwrap_err()));
+        assert_eq!(calls.get(), 7);
     }
 
     #[test]

@@ -108,7 +108,7 @@ impl TableShared {
     }
 
     /// Does what needs a descriptor, for a table or for something else. If the process has none left, some that are kept
-    /// for tables are given back, and it is done again.
+    /// for tables are given back, and it is done again; where none are, it is tried for up to 63 ms while others may give some back.
     pub fn with_descriptors<T>(&self, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
         self.handles.with_descriptors(open)
     }
