@@ -45,6 +45,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use lightkv_memory::offer_processor;
 use lightkv_vfs::{
     DeviceTurns, Mapping, OpenMode, PIECE_BYTES, RemovedFile, Urgency, Vfs, VfsFile,
     is_out_of_descriptors,
@@ -788,7 +789,7 @@ impl OutgoingRange {
                 if let Err(error) = outcome {
                     return Err((self, error));
                 }
-                std::thread::yield_now();
+                offer_processor();
             }
         }
         let mut freed = None;

@@ -1,5 +1,7 @@
 //! Pages that are there before somebody stores to them.
 
+use crate::offer_processor::offer_processor;
+
 /// Faulted in before others have a turn: 20 to 200 us, or one large page.
 const TURN_BYTES: usize = 256 << 10;
 
@@ -11,7 +13,7 @@ const TURN_BYTES: usize = 256 << 10;
 /// As [`fault_in`].
 pub unsafe fn fault_in_by_turns(start: *mut u8, len_bytes: usize) {
     for offset in (0..len_bytes).step_by(TURN_BYTES) {
-        std::thread::yield_now();
+        offer_processor();
         let turn_bytes = TURN_BYTES.min(len_bytes - offset);
         // SAFETY: a part of the range, for which the caller vouches.
         unsafe { fault_in(start.wrapping_add(offset), turn_bytes) };

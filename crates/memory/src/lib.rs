@@ -25,6 +25,7 @@ mod arena;
 mod fault_in;
 mod mapped_vec;
 mod mapping;
+mod offer_processor;
 mod shared_bytes;
 mod striped;
 mod units;
@@ -33,6 +34,7 @@ mod zeroed_slice;
 pub use arena::ByteArena;
 pub use fault_in::{fault_in, fault_in_by_turns};
 pub use mapped_vec::MappedVec;
+pub use offer_processor::offer_processor;
 pub use shared_bytes::{
     COPY_AHEAD_BYTES, SharedBytes, prefetch, prefetch_for_copy, prefetch_lines_at, prefetch_of,
 };

@@ -4,7 +4,7 @@ use crate::cache::TableCache;
 use crate::entry_index::fetch_lines;
 use crate::file_handles::FileHandles;
 use crate::line_hints::LineHints;
-use lightkv_memory::Striped;
+use lightkv_memory::{Striped, offer_processor};
 use lightkv_vfs::{ALIGNMENT_BYTES_MAX, AlignedBuffer, DeviceTurns, Polling, WaitingRead};
 use parking_lot::Mutex;
 use std::fmt;
@@ -145,7 +145,7 @@ impl TableShared {
     #[inline]
     pub fn give_way(&self) {
         if self.has_waiting_reads() {
-            std::thread::yield_now();
+            offer_processor();
         }
     }
 

@@ -14,35 +14,32 @@ pub(crate) fn lower_priority(nice: i32) {
     }
 }
 
-/// Lets the calling thread have as much of the processor as before, but in turns of 30 ms, and later than others that have shorter ones.
+/// Lets the calling thread have as much of the processor as before, but take it from nobody when it wakes up.
 ///
 /// A thread that is woken by its write's end takes the processor from whoever runs where the device interrupts, and keeps it for a millisecond or
 /// two, mostly beside an idle one: half of the reads that took longer than 0.6 ms beside a writer flat out waited for such a thread.
-/// One of the class of batches takes no processor from others when it wakes, and gives way at once to whoever wakes and asks for a shorter
-/// turn (Linux from 6.12 on; before, the class is all there is of this). A program that was given another class keeps it.
+/// One of the class of batches waits for the end of the other one's turn. A program that was given another class keeps it.
+///
+/// Not more than that: longer turns, which come later (30 ms, Linux from 6.12 on), spare readers a little more where processors are idle. But where they are
+/// busy with something else a thread waits for nine turns of each of the others whenever it wakes up, and flushes are made of
+/// waits: writers stood still for 20 s.
 #[cfg(target_os = "linux")]
 pub(crate) fn work_in_batches() {
-    /// Ten or twenty times what threads have that ask for nothing.
-    const SLICE_NS: u64 = 30_000_000;
-
     // SAFETY: takes nothing but numbers. 0 is the calling thread.
     let class = unsafe { libc::syscall(libc::SYS_sched_getscheduler, 0) };
     if class != libc::c_long::from(libc::SCHED_OTHER) {
         return;
     }
-    let nice = rustix::process::getpriority_process(None).unwrap_or(0);
-    let attributes = libc::sched_attr {
-        size: size_of::<libc::sched_attr>() as u32,
-        sched_policy: libc::SCHED_BATCH as u32,
-        sched_flags: 0,
-        sched_nice: nice,
-        sched_priority: 0,
-        sched_runtime: SLICE_NS,
-        sched_deadline: 0,
-        sched_period: 0,
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the call reads the structure, and changes nothing but how the calling thread (0) is scheduled; its nice value stays.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_sched_setscheduler,
+            0,
+            libc::SCHED_BATCH,
+            &raw const parameters,
+        )
     };
-    // SAFETY: the call reads as many bytes of `attributes` as it says itself, and changes nothing but how the calling thread (0) is scheduled.
-    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
     if result != 0 {
         let error = std::io::Error::last_os_error();
         tracing::debug!(%error, "cannot have a thread scheduled in batches");

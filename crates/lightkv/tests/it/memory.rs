@@ -15,6 +15,15 @@ const TASK_VARIABLE: &str = "LIGHTKV_MEMORY_TASK";
 const OVER_MAX: f64 = 1.1;
 const OVER_BYTES: u64 = 2 << 20;
 
+/// Says that a scope has ended, also by a panic: its threads are waited for.
+struct SetAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Writes, reads and scans of several threads, one kind after the other, so that what one leaves behind lies in the
 /// way of the next: a cache filled by some threads is emptied by others.
 fn use_store(db: &Db, records: u64, value_len: usize) {
@@ -43,6 +52,7 @@ fn use_store(db: &Db, records: u64, value_len: usize) {
         each(3, &scan);
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let _done = SetAtEnd(&done);
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
                     (0..records).step_by(97).for_each(get);
@@ -57,7 +67,6 @@ fn use_store(db: &Db, records: u64, value_len: usize) {
                 }
                 db.write(writes).unwrap();
             }
-            done.store(true, Ordering::Relaxed);
         });
     }
     assert_eq!(db.scan(..).count() as u64, records);
