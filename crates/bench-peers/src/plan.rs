@@ -269,6 +269,7 @@ fn random_steps(records: u64) -> Vec<Step> {
             1,
             false,
         ),
+        read("multireadrandom", scans),
         read("readmissing", points),
         read("range100", scans),
         run("readseq", "readseq", Distribution::Uniform, None, 1, false),

@@ -126,7 +126,7 @@ impl Settings {
             }
             Plan::Draw(_) if self.duration.is_some() => None,
             Plan::Draw(_) if workload == Workload::Overwrite => Some(records),
-            Plan::Draw(_) if workload.scans() => {
+            Plan::Draw(_) if workload.reads_many() => {
                 let scans = (records as f64 * SCANS_PER_RECORD) as u64;
                 Some(self.reads.unwrap_or(scans.max(1)))
             }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Whatever a store's operation can fail with.
 pub type TargetError = Box<dyn Error + Send + Sync>;
 
-/// Receives what a get found: once, the value or `None`.
+/// Receives what a get found: once for each key, the value or `None`.
 pub type ReadValue<'a> = dyn FnMut(Option<&[u8]>) + 'a;
 
 /// Receives an entry of a scan, key and value, and says whether the scan shall go on.
@@ -71,6 +71,15 @@ pub trait Target: Sync {
     /// # Errors
     /// Whatever the store reports; it ends the run.
     fn get(&self, key: &[u8], read: &mut ReadValue<'_>) -> Result<(), TargetError>;
+
+    /// Calls `read` exactly once for each key, in their order, with its value, `None` if it has none. A store that has no such
+    /// call of its own gets one after the other.
+    ///
+    /// # Errors
+    /// Whatever the store reports; it ends the run.
+    fn multi_get(&self, keys: &[&[u8]], read: &mut ReadValue<'_>) -> Result<(), TargetError> {
+        keys.iter().try_for_each(|key| self.get(key, read))
+    }
 
     /// Calls `visit` for the entries from a key on, that key included if it exists, in rising key order,
     /// until there are no more, or `limit` were visited, or `visit` returned `false`. Returns how many
@@ -256,6 +265,13 @@ impl Target for LightKvTarget {
     #[inline]
     fn get(&self, key: &[u8], read: &mut ReadValue<'_>) -> Result<(), TargetError> {
         read(self.db.get(key)?.as_deref());
+        Ok(())
+    }
+
+    fn multi_get(&self, keys: &[&[u8]], read: &mut ReadValue<'_>) -> Result<(), TargetError> {
+        for value in self.db.multi_get(keys)? {
+            read(value.as_deref());
+        }
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use crate::permutation::Permutation;
 use crate::random::Random;
 use crate::target::Target;
 use crate::values::VARIABLE_LEN_BIT;
-use crate::workload::{Operation, Plan, ScanLen, Workload};
+use crate::workload::{MULTI_READ_KEYS, Operation, Plan, ScanLen, Workload};
 
 /// Operations after which a thread tells its progress.
 const PROGRESS_STRIDE: u64 = 256;
@@ -252,6 +252,10 @@ impl<'a> Worker<'a> {
                 let number = self.pick();
                 self.get_missing(number)
             }
+            Operation::MultiRead => {
+                let numbers = std::array::from_fn(|_| self.pick());
+                self.multi_get(&numbers)
+            }
             Operation::Update => {
                 let number = self.pick();
                 self.put(number, index)
@@ -391,6 +395,35 @@ impl<'a> Worker<'a> {
             return Err(wrong);
         }
         end.ok_or_else(|| self.job.checker.wrong(key, Wrong::Unanswered))
+    }
+
+    /// Times the whole call, in which every value is checked.
+    fn multi_get(&mut self, numbers: &[u64; MULTI_READ_KEYS]) -> Result<(), BenchError> {
+        let checker = self.job.checker;
+        let keys = numbers.map(key);
+        let keys: [&[u8]; MULTI_READ_KEYS] = std::array::from_fn(|place| keys[place].as_slice());
+        let Some(start) = self.start() else {
+            return Ok(());
+        };
+        let (mut checked, mut answered) = (Ok(()), 0);
+        let mut read = |value: Option<&[u8]>| {
+            if checked.is_ok() {
+                checked = match numbers.get(answered) {
+                    Some(number) => checker.get(*number, value),
+                    None => Err(checker.wrong(keys[0], Wrong::Unanswered)),
+                };
+            }
+            answered += 1;
+        };
+        let got = self.job.target.multi_get(&keys, &mut read);
+        let end = self.recorder.clock.now();
+        got.map_err(BenchError::Store)?;
+        checked?;
+        if let Some(key) = keys.get(answered) {
+            return Err(checker.wrong(key, Wrong::Unanswered));
+        }
+        self.recorder.ended(Kind::Read, start, end);
+        Ok(())
     }
 
     #[inline]

@@ -18,6 +18,8 @@ pub enum Workload {
     Overwrite,
     /// Gets records chosen by the distribution.
     ReadRandom,
+    /// Gets 32 records chosen by the distribution at a time, by one call.
+    MultiReadRandom,
     /// Gets keys that do not exist, among those that do.
     ReadMissing,
     /// Iterates over all records in key order.
@@ -55,11 +57,12 @@ pub enum Workload {
 
 impl Workload {
     /// All of them, in the order of the documentation: one that needs what another leaves follows it.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::FillSeq,
         Self::FillRandom,
         Self::Overwrite,
         Self::ReadRandom,
+        Self::MultiReadRandom,
         Self::ReadMissing,
         Self::ReadSeq,
         Self::Range10,
@@ -85,6 +88,7 @@ impl Workload {
             Self::FillRandom => "fillrandom",
             Self::Overwrite => "overwrite",
             Self::ReadRandom => "readrandom",
+            Self::MultiReadRandom => "multireadrandom",
             Self::ReadMissing => "readmissing",
             Self::ReadSeq => "readseq",
             Self::Range10 => "range10",
@@ -137,6 +141,7 @@ impl Workload {
             Self::ReadSeq => Plan::ReadAll,
             Self::Overwrite => draw(&[(100, Operation::Update)]),
             Self::ReadMissing => draw(&[(100, Operation::ReadMissing)]),
+            Self::MultiReadRandom => draw(&[(100, Operation::MultiRead)]),
             Self::ReadRandom
             | Self::ReadWhileWriting
             | Self::ReadWhileWritingInStep
@@ -162,11 +167,15 @@ impl Workload {
         }
     }
 
-    /// Whether nearly all its operations are scans, so that a tenth of the operations is plenty.
-    pub(crate) fn scans(self) -> bool {
+    /// Whether nearly all its operations read many records, so that a tenth of the operations is plenty.
+    pub(crate) fn reads_many(self) -> bool {
         matches!(
             self,
-            Self::Range10 | Self::Range10WhileWriting | Self::Range100 | Self::YcsbE
+            Self::MultiReadRandom
+                | Self::Range10
+                | Self::Range10WhileWriting
+                | Self::Range100
+                | Self::YcsbE
         )
     }
 }
@@ -186,11 +195,16 @@ pub(crate) enum Plan {
     Draw(Mix),
 }
 
-/// One kind of operation on one record.
+/// Records of one multi-get, as `db_bench` has it.
+pub(crate) const MULTI_READ_KEYS: usize = 32;
+
+/// One kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Read,
     ReadMissing,
+    /// Of [`MULTI_READ_KEYS`] records.
+    MultiRead,
     Update,
     Insert,
     Scan(ScanLen),
@@ -319,6 +333,7 @@ mod tests {
                 | Workload::Overwrite
                 | Workload::DeleteRandom => Access::WriteOnly,
                 Workload::ReadRandom
+                | Workload::MultiReadRandom
                 | Workload::ReadMissing
                 | Workload::ReadSeq
                 | Workload::Range10

@@ -250,8 +250,8 @@ pub(crate) struct CheckpointArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
-    /// What to run, in this order, on one store: fillseq, fillrandom, overwrite, readrandom, readmissing,
-    /// readseq, range10, range100, readwhilewriting, readwhilewriting-instep, range10whilewriting,
+    /// What to run, in this order, on one store: fillseq, fillrandom, overwrite, readrandom, multireadrandom (32
+    /// records a call), readmissing, readseq, range10, range100, readwhilewriting, readwhilewriting-instep, range10whilewriting,
     /// readmodifywrite, mixgraph, ycsba to ycsbf, deleterandom
     #[arg(
         long,
@@ -266,7 +266,7 @@ pub(crate) struct BenchArguments {
     pub(crate) num: u64,
 
     /// Operations of each workload that reads, but readseq [default: as many as records; a tenth of that
-    /// for range10, range100 and ycsbe]
+    /// for multireadrandom, range10, range100 and ycsbe]
     #[arg(long, value_name = "N")]
     pub(crate) reads: Option<u64>,
 

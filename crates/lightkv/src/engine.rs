@@ -11,6 +11,8 @@ use crate::{Durability, Key, Result, Stats, Value, VerifyReport, WriteOptions};
 pub(crate) trait Engine: Send + Sync {
     /// Newest value of a key, or the newest with a sequence number up to `at`.
     fn get(&self, key: &[u8], at: Option<u64>) -> Result<Option<Value>>;
+    /// The values that keys had at a moment held by the caller, in the order of the keys.
+    fn multi_get(&self, keys: &[&[u8]], at: u64) -> Result<Vec<Option<Value>>>;
     /// Puts one value (`Some`) or deletes the key (`None`).
     fn write_one(&self, key: &[u8], value: Option<&[u8]>, options: WriteOptions) -> Result<()>;
     /// Applies all operations of a batch or none.

@@ -41,6 +41,20 @@ impl Snapshot {
         moment.engine.get(key.as_ref(), Some(moment.sequence))
     }
 
+    /// The values that several keys had at this moment, in the order of the keys: [`Db::multi_get`](crate::Db::multi_get).
+    ///
+    /// # Errors
+    /// As [`crate::Db::multi_get`].
+    pub fn multi_get<K: AsRef<[u8]>>(
+        &self,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Result<Vec<Option<Value>>> {
+        let keys: Vec<K> = keys.into_iter().collect();
+        let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
+        let moment = &self.moment;
+        moment.engine.multi_get(&keys, moment.sequence)
+    }
+
     /// The entries of a key range at this moment, in order.
     pub fn scan<'a>(&self, range: impl RangeBounds<&'a [u8]>) -> Scan {
         self.scan_range(KeyRange::new(range))

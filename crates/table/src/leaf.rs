@@ -11,6 +11,7 @@ use crate::leaf_layout::{
     slot_width, stored_checksum,
 };
 use crate::{HashFunction, hash_key};
+use lightkv_memory::prefetch_of;
 use std::fmt;
 use std::path::Path;
 
@@ -136,6 +137,20 @@ impl Leaf {
         }
     }
 
+    /// Asks for what [`Leaf::probe`] of a hash will look at. A hint.
+    #[inline]
+    pub fn expect_probe(&self, hash: u64) {
+        let Some(geometry) = self.geometry else {
+            return;
+        };
+        let bytes = (*self.bytes).as_ref();
+        for slot in geometry.positions(mix(hash, self.seed)) {
+            if let Some(byte) = bytes.get(slot_byte(slot, self.width)) {
+                prefetch_of(byte);
+            }
+        }
+    }
+
     /// What the leaf knows about a hash made by [`hash_key`](crate::hash_key). Three independent loads.
     #[inline]
     pub fn probe(&self, hash: u64) -> Probe {
@@ -187,11 +202,16 @@ impl Leaf {
 /// Loads a slot; the bits above its width are those of its neighbours.
 #[inline]
 fn load(bytes: &[u8], slot: u32, width: u32) -> u64 {
-    let bit = slot as usize * width as usize;
-    let at = HEADER_BYTES + bit / 8;
+    let at = slot_byte(slot, width);
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(word) >> (bit % 8)
+    u64::from_le_bytes(word) >> (slot as usize * width as usize % 8)
+}
+
+/// The byte in which a slot begins.
+#[inline]
+fn slot_byte(slot: u32, width: u32) -> usize {
+    HEADER_BYTES + slot as usize * width as usize / 8
 }
 
 #[inline]

@@ -16,6 +16,7 @@ use crate::file_handles::HandleSlot;
 use crate::iterator::{IteratorOptions, TableIterator};
 use crate::leaf::{Leaf, LeafBytes, Probe};
 use crate::open::TableFile;
+use crate::read_together::BlocksAhead;
 use crate::shared::TableShared;
 use crate::table_layout::{ChecksumSeed, Footer, MAX_BLOCK_BYTES, Properties, TRAILER_BYTES};
 use crate::{EntryKind, HashFunction, TableOptions, hash_key, varint};
@@ -186,9 +187,21 @@ impl TableReader {
             return Ok(None);
         }
         match self.probe(hash, max_sequence) {
-            Some(probe) => self.get_probed_with(probe, key, hash, max_sequence, fill_cache),
             None => Ok(None),
+            Some(probe) => match self.get_cached(probe, key, hash, max_sequence) {
+                Some(found) => Ok(Some(found)),
+                None => {
+                    let ahead = &BlocksAhead::NONE;
+                    self.get_in_blocks(probe, key, hash, max_sequence, fill_cache, ahead)
+                }
+            },
         }
+    }
+
+    /// Asks for the memory that [`TableReader::probe`] of a hash will look at. A hint.
+    #[inline]
+    pub fn expect_probe(&self, hash: u64) {
+        self.leaf.expect_probe(hash);
     }
 
     /// Asks the persistent leaf alone, without a read: `None` if no key of that hash is in the table, but
@@ -362,21 +375,19 @@ impl TableReader {
         hash: u64,
         max_sequence: u64,
     ) -> Result<Option<Found>> {
-        self.get_in_blocks(probe, key, hash, max_sequence, true)
+        self.get_probed_with(probe, key, hash, max_sequence, &BlocksAhead::NONE)
     }
 
-    fn get_probed_with(
+    /// The same, with what was read for it.
+    pub(crate) fn get_probed_with(
         &self,
         probe: Probe,
         key: &[u8],
         hash: u64,
         max_sequence: u64,
-        fill_cache: bool,
+        ahead: &BlocksAhead,
     ) -> Result<Option<Found>> {
-        match self.get_cached(probe, key, hash, max_sequence) {
-            Some(found) => Ok(Some(found)),
-            None => self.get_in_blocks(probe, key, hash, max_sequence, fill_cache),
-        }
+        self.get_in_blocks(probe, key, hash, max_sequence, true, ahead)
     }
 
     fn get_in_blocks(
@@ -386,6 +397,7 @@ impl TableReader {
         hash: u64,
         max_sequence: u64,
         fill_cache: bool,
+        ahead: &BlocksAhead,
     ) -> Result<Option<Found>> {
         let (mut block, probed) = match probe {
             Probe::Absent => return Ok(None),
@@ -397,7 +409,8 @@ impl TableReader {
         };
         let mut first = true;
         loop {
-            let (in_block, leave) = self.search_block(block, key, max_sequence, fill_cache)?;
+            let (in_block, leave) =
+                self.search_block(block, key, max_sequence, fill_cache, ahead)?;
             match in_block {
                 InBlock::Found(found) => {
                     if fill_cache {
@@ -449,6 +462,7 @@ impl TableReader {
         key: &[u8],
         max_sequence: u64,
         fill_cache: bool,
+        ahead: &BlocksAhead,
     ) -> Result<(InBlock, LeaveRecord)> {
         let (offset, len) = self.block_place(block)?;
         let find = |payload: Payload<'_>| InBlock::find(payload, key, max_sequence);
@@ -478,13 +492,14 @@ impl TableReader {
         }
         if fill_cache && !prefers_records {
             let loaded = if holds_all {
-                self.read_with_neighbours(block, offset, len)?
+                self.read_with_neighbours(block, offset, len, ahead)?
             } else {
-                self.with_stored(offset, len, |stored| self.keep_read(block, offset, stored))?
+                let keep = |stored: &_| self.keep_read(block, offset, stored);
+                self.with_stored(offset, len, ahead, keep)?
             };
             return Ok((find(loaded.payload()).map_err(damaged)?, LeaveRecord::No));
         }
-        let found = self.with_stored(offset, len, |stored| {
+        let found = self.with_stored(offset, len, ahead, |stored| {
             let mut scratch = Vec::new();
             let opened = open_stored(stored, self.seed, offset, &mut scratch)?;
             let layout = PayloadLayout::parse(opened.payload())?;
@@ -667,13 +682,34 @@ impl TableReader {
         self.shared.counters.table_bytes_read.add(len as u64);
     }
 
-    /// Reads one stored block and hands it over, in memory of this thread.
+    /// What a get that the cache has not answered will read first, as far as is known now.
+    pub(crate) fn bytes_to_read(&self, probe: Probe) -> Option<Range<u64>> {
+        let Probe::Block(block) = probe else {
+            return None;
+        };
+        let (offset, len) = self.block_place(block).ok()?;
+        let cache = &self.shared.cache;
+        if cache.has_block((self.table_id, offset)) {
+            return None;
+        }
+        if cache.holds_all_tables() {
+            let (_, start, end) = self.neighbours(block).ok()?;
+            return Some(start..end);
+        }
+        Some(offset..offset + len as u64)
+    }
+
+    /// Hands one stored block over that was read ahead, or reads it, to memory of this thread.
     fn with_stored<R>(
         &self,
         offset: u64,
         len: usize,
+        ahead: &BlocksAhead,
         take: impl FnOnce(&[u8]) -> Result<R, Damage>,
     ) -> Result<R> {
+        if let Some(stored) = ahead.bytes(self.table_id, offset, len) {
+            return take(stored).map_err(|damage| self.damage(damage, offset));
+        }
         self.count_read(len);
         let _waiting = self.shared.waiting_read();
         READ_BUFFER.with(|place| {
@@ -717,7 +753,7 @@ impl TableReader {
         len: usize,
         fill_cache: bool,
     ) -> Result<Arc<Block>> {
-        self.with_stored(offset, len, |stored| {
+        self.with_stored(offset, len, &BlocksAhead::NONE, |stored| {
             if !fill_cache {
                 return Ok(Arc::new(Block::from_stored(stored, self.seed, offset)?));
             }
@@ -735,10 +771,16 @@ impl TableReader {
 
     /// Reads a data block for a get, where all blocks are kept, and caches it and those around it: what fits the cache is in it after a
     /// fraction of the reads.
-    fn read_with_neighbours(&self, block: u32, offset: u64, len: usize) -> Result<Arc<Block>> {
+    fn read_with_neighbours(
+        &self,
+        block: u32,
+        offset: u64,
+        len: usize,
+        ahead: &BlocksAhead,
+    ) -> Result<Arc<Block>> {
         let (group, start, end) = self.neighbours(block)?;
         if group.len() > 1 {
-            let read = self.with_stored(start, (end - start) as usize, |stored| {
+            let read = self.with_stored(start, (end - start) as usize, ahead, |stored| {
                 let part = |offset: u64, len: usize| {
                     let at = (offset - start) as usize;
                     &stored[at..at + len]
@@ -758,7 +800,8 @@ impl TableReader {
                 return Ok(block);
             }
         }
-        self.with_stored(offset, len, |stored| self.keep_read(block, offset, stored))
+        let keep = |stored: &_| self.keep_read(block, offset, stored);
+        self.with_stored(offset, len, ahead, keep)
     }
 
     /// The blocks that are read with one, and where they begin and end: its part of a table of parts of the same number of blocks, or as many of

@@ -20,6 +20,14 @@ pub(super) trait Calls: Sync {
     /// The value of a key, in the store's memory where it can lend that.
     fn get(&self, key: &[u8]) -> Result<Option<impl Deref<Target = [u8]>>, TargetError>;
 
+    /// As [`Target::multi_get`].
+    fn multi_get(&self, keys: &[&[u8]], read: &mut ReadValue<'_>) -> Result<(), TargetError> {
+        for key in keys {
+            read(self.get(key)?.as_deref());
+        }
+        Ok(())
+    }
+
     /// As [`Target::scan`].
     fn scan(&self, from: &[u8], limit: u64, visit: &mut VisitEntry<'_>)
     -> Result<u64, TargetError>;
@@ -77,6 +85,10 @@ impl<S: Calls> Target for Direct<S> {
     fn get(&self, key: &[u8], read: &mut ReadValue<'_>) -> Result<(), TargetError> {
         read(self.store.get(key)?.as_deref());
         Ok(())
+    }
+
+    fn multi_get(&self, keys: &[&[u8]], read: &mut ReadValue<'_>) -> Result<(), TargetError> {
+        self.store.multi_get(keys, read)
     }
 
     fn scan(

@@ -98,6 +98,10 @@ impl Target for LightKv {
         self.target.get(key, read)
     }
 
+    fn multi_get(&self, keys: &[&[u8]], read: &mut ReadValue<'_>) -> Result<(), TargetError> {
+        self.target.multi_get(keys, read)
+    }
+
     fn scan(
         &self,
         from: &[u8],

@@ -3,13 +3,16 @@
 use std::fmt::Display;
 use std::ops::Deref;
 
-use lightkv_bench::{Numbers, TargetError, VisitEntry};
+use lightkv_bench::{Numbers, ReadValue, TargetError, VisitEntry};
 use rocksdb::properties::{
     COMPACTION_PENDING, ESTIMATE_PENDING_COMPACTION_BYTES, ESTIMATE_TABLE_READERS_MEM,
     MEM_TABLE_FLUSH_PENDING, NUM_RUNNING_COMPACTIONS, NUM_RUNNING_FLUSHES, PropName,
     SIZE_ALL_MEM_TABLES, TOTAL_SST_FILES_SIZE,
 };
-use rocksdb::{BlockBasedOptions, Cache, DB, DBCompressionType, DBRawIterator, Options};
+use rocksdb::{
+    BlockBasedOptions, Cache, DB, DBCompressionType, DBRawIterator, DEFAULT_COLUMN_FAMILY_NAME,
+    Options,
+};
 
 use super::direct::{Calls, Direct};
 use super::{BLOOM_BITS, Store, StoreKind, StoreSettings, cursor, failed};
@@ -61,6 +64,16 @@ impl Calls for RocksDb {
 
     fn get(&self, key: &[u8]) -> Result<Option<impl Deref<Target = [u8]>>, TargetError> {
         Ok(self.db.get_pinned(key)?)
+    }
+
+    fn multi_get(&self, keys: &[&[u8]], read: &mut ReadValue<'_>) -> Result<(), TargetError> {
+        let Some(family) = self.db.cf_handle(DEFAULT_COLUMN_FAMILY_NAME) else {
+            return Err("the default column family is missing".into());
+        };
+        for value in self.db.batched_multi_get_cf(family, keys, false) {
+            read(value?.as_deref());
+        }
+        Ok(())
     }
 
     fn scan(

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lightkv::{Db, Error, Options, Tuning, WriteBatch, WriteOptions};
+use lightkv::{Db, EngineKind, Error, Options, Tuning, Value, WriteBatch, WriteOptions};
 use lightkv_vfs::{MemoryVfs, Vfs};
 
 fn key(number: u64) -> String {
@@ -37,6 +37,76 @@ fn puts_gets_deletes_and_scans() {
     assert_eq!(keys, reversed);
     db.close().unwrap();
     assert!(matches!(db.get("missing"), Err(Error::Closed)));
+}
+
+#[test]
+fn several_keys_at_once_are_those_one_by_one() {
+    for engine in [EngineKind::LightKv, EngineKind::HiKv] {
+        let directory = tempfile::tempdir().unwrap();
+        let open = || {
+            let options = Options::new().engine(engine).memory_budget(32 << 20);
+            options.open(directory.path()).unwrap()
+        };
+        let mut db = open();
+        // Of all kinds and ages: in tables and in the buffer, deleted, deleted with a range, never written; one in a file of its own.
+        let large = vec![7; 2 << 20];
+        for number in 0..4000 {
+            db.put(key(number), format!("{number}").repeat(30)).unwrap();
+        }
+        db.put(key(5), &large).unwrap();
+        db.flush().unwrap();
+        for number in (0..4000).step_by(3) {
+            db.put(key(number), "new").unwrap();
+        }
+        for number in (0..4000).step_by(7) {
+            db.delete(key(number)).unwrap();
+        }
+        let before = db.snapshot();
+        (db.delete_range(key(100).as_bytes()..key(200).as_bytes())).unwrap();
+        db.put(key(150), "behind the range").unwrap();
+        let numbers: Vec<u64> = (0..9000).map(|at| at * 7919 % 4500).chain([5, 5]).collect();
+        let alone = |db: &Db| -> Vec<Option<Vec<u8>>> {
+            let get = |number: &u64| db.get(key(*number)).unwrap().map(|value| value.to_vec());
+            numbers.iter().map(get).collect()
+        };
+        let together = |values: Vec<Option<Value>>| -> Vec<Option<Vec<u8>>> {
+            let copied = values.into_iter();
+            copied
+                .map(|value| value.map(|value| value.to_vec()))
+                .collect()
+        };
+        let keys = || numbers.iter().map(|number| key(*number));
+        let expected = alone(&db);
+        assert!(expected.contains(&Some(large)) && expected.contains(&None));
+        assert_eq!(
+            together(db.multi_get(keys()).unwrap()),
+            expected,
+            "{engine:?}"
+        );
+        let misses = db.stats().counters.gets_miss;
+        db.multi_get(["a", "b", "c"]).unwrap();
+        assert_eq!(db.stats().counters.gets_miss, misses + 3);
+        assert!(db.multi_get([""; 0]).unwrap().is_empty());
+        // The moment of a snapshot.
+        let at_snapshot = together(before.multi_get(keys()).unwrap());
+        for (number, found) in numbers.iter().zip(at_snapshot) {
+            let expected = before.get(key(*number)).unwrap();
+            assert_eq!(found.as_deref(), expected.as_deref(), "{number}");
+        }
+        drop(before);
+        // Nothing is cached, no table is open.
+        db.flush().unwrap();
+        db.close().unwrap();
+        assert!(matches!(db.multi_get(keys()), Err(Error::Closed)));
+        drop(db);
+        db = open();
+        assert_eq!(
+            together(db.multi_get(keys()).unwrap()),
+            expected,
+            "{engine:?}, reopened"
+        );
+        db.close().unwrap();
+    }
 }
 
 #[test]

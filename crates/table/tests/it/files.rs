@@ -2,8 +2,8 @@
 
 use crate::support::*;
 use lightkv_table::{
-    EntryKind, IteratorOptions, LeafSource, MAX_KEY_BYTES, TableError, TableFile, TableOptions,
-    TableReader, TableShared, TableWriter, hash_key,
+    EntryKind, IteratorOptions, LeafSource, MAX_KEY_BYTES, ProbedGet, TableError, TableFile,
+    TableOptions, TableReader, TableShared, TableWriter, hash_key,
 };
 use lightkv_vfs::{Fault, FaultKind, MemoryVfs, OpenMode, Operation, RealVfs, Vfs};
 use std::cmp::Reverse;
@@ -125,6 +125,88 @@ fn tables_that_are_opened_together_are_those_that_are_opened_alone() {
         assert!(shared.open_files() <= 4);
         drop(opened);
         assert_eq!(shared.open_files(), 0, "of those that failed, too");
+    }
+}
+
+/// Keys of several tables, some of one block, one in no table, and one whose table was cut off behind the open.
+#[test]
+fn gets_together_find_what_gets_alone_find_and_read_each_block_once() {
+    const TABLES: u64 = 4;
+    const CUT: u64 = 2;
+    let real: Arc<dyn Vfs> = Arc::new(RealVfs);
+    let memory: Arc<dyn Vfs> = Arc::new(MemoryVfs::new());
+    let key =
+        |table_id: u64, number: u32| [&table_id.to_be_bytes()[..], &number.to_be_bytes()].concat();
+    for (vfs, cache_bytes) in [
+        (&real, 0),
+        (&memory, 0),
+        (&real, 1 << 10),
+        (&real, 16 << 20),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        vfs.create_directory(directory.path()).unwrap();
+        let shared = Arc::new(TableShared::new(cache_bytes, 100));
+        let path = |table_id: u64| directory.path().join(format!("{table_id}.table"));
+        let readers: Vec<_> = (0..TABLES)
+            .map(|table_id| {
+                let mut writer =
+                    TableWriter::create(Arc::clone(vfs), path(table_id), table_id, options())
+                        .unwrap();
+                for number in 0..20_000_u32 {
+                    let value = number.to_le_bytes();
+                    (writer.add(&key(table_id, number), 1, EntryKind::Put, &value)).unwrap();
+                }
+                writer.finish().unwrap();
+                let (vfs, shared) = (Arc::clone(vfs), Arc::clone(&shared));
+                TableReader::open(vfs, path(table_id), table_id, options(), None, shared).unwrap()
+            })
+            .collect();
+        let cut = vfs.open(&path(CUT), OpenMode::ReadWrite).unwrap();
+        cut.set_len(0).unwrap();
+        let wanted = [
+            (0, 0),
+            (1, 19_999),
+            (0, 1),
+            (CUT, 7),
+            (3, 100),
+            (3, 101),
+            (0, 15_000),
+        ];
+        let keys = wanted.map(|(table_id, number)| key(table_id, number));
+        let gets: Vec<_> = wanted
+            .iter()
+            .zip(&keys)
+            .map(|(&(table_id, _), key)| {
+                let reader = &readers[table_id as usize];
+                let hash = hash_key(options().hash_seed, key);
+                ProbedGet {
+                    reader,
+                    probe: reader.probe(hash, u64::MAX).unwrap(),
+                    key,
+                    hash,
+                    max_sequence: u64::MAX,
+                }
+            })
+            .collect();
+        let reads = || shared.counters().table_reads;
+        let before = reads();
+        let found = TableReader::get_probed_together(&gets);
+        let reads_together = reads() - before;
+        for ((table_id, number), found) in wanted.into_iter().zip(found) {
+            match found {
+                Ok(found) => {
+                    assert_eq!(*found.unwrap().value, number.to_le_bytes());
+                    assert_ne!(table_id, CUT);
+                }
+                Err(error) => {
+                    assert_eq!(table_id, CUT, "{error}");
+                    let message = error.to_string();
+                    assert!(message.contains(path(CUT).to_str().unwrap()), "{message}");
+                }
+            }
+        }
+        // Four blocks, and one that is tried again, with its neighbours and without.
+        assert!((5..=7).contains(&reads_together), "{reads_together} reads");
     }
 }
 

@@ -160,6 +160,10 @@ impl Engine for HiKv {
         self.store.get(key, at)
     }
 
+    fn multi_get(&self, keys: &[&[u8]], at: u64) -> Result<Vec<Option<Value>>> {
+        self.store.multi_get(keys, at)
+    }
+
     #[inline]
     fn write_one(&self, key: &[u8], value: Option<&[u8]>, options: WriteOptions) -> Result<()> {
         let _timer = self.store.keys.time(Operation::Write);

@@ -71,6 +71,7 @@ mod key_gaps;
 pub(crate) mod key_sketch;
 mod leaf_source;
 mod memory;
+mod multi_get;
 mod open_ahead;
 mod pacing;
 mod partition;
@@ -201,6 +202,10 @@ impl Engine for LightKv {
     #[inline]
     fn get(&self, key: &[u8], at: Option<u64>) -> Result<Option<Value>> {
         self.store.get(key, at.unwrap_or(u64::MAX))
+    }
+
+    fn multi_get(&self, keys: &[&[u8]], at: u64) -> Result<Vec<Option<Value>>> {
+        self.store.multi_get(keys, at)
     }
 
     #[inline]

@@ -5,9 +5,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crossbeam_epoch::Guard;
 use lightkv_table::{EntryKind, Found, Probe};
 
-use super::partition::Leaf;
+use super::partition::{Leaf, Partition};
 use super::record_hints::RECORD_AHEAD_BYTES;
 use super::record_layout::Record;
 use super::store::Store;
@@ -31,11 +32,42 @@ enum InTables {
     Candidates(Candidates),
 }
 
-/// Nearly always one or none, so the first needs no allocation.
+/// A table that probably has a key, and what its leaf says.
+pub(crate) type Candidate = (Arc<Table>, Probe);
+
+/// Newest first. Nearly always one or none, so the first needs no allocation.
 #[derive(Default)]
-struct Candidates {
-    first: Option<(Arc<Table>, Probe)>,
-    more: Vec<(Arc<Table>, Probe)>,
+pub(crate) struct Candidates {
+    first: Option<Candidate>,
+    more: Vec<Candidate>,
+}
+
+impl IntoIterator for Candidates {
+    type Item = Candidate;
+    type IntoIter =
+        std::iter::Chain<std::option::IntoIter<Candidate>, std::vec::IntoIter<Candidate>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.first.into_iter().chain(self.more)
+    }
+}
+
+/// What is looked for.
+pub(crate) struct Lookup<'a> {
+    pub(crate) key: &'a [u8],
+    pub(crate) hash: u64,
+    pub(crate) signature: u32,
+    pub(crate) sequence_max: u64,
+}
+
+/// What is known without a read.
+pub(crate) enum Looked {
+    /// The value.
+    Answered(Option<Value>),
+    /// One of these tables has it, or none; a record with a smaller number than that was deleted with a range of keys.
+    InTables(Candidates, u64),
+    /// There are range deletions to look at.
+    BesideRanges,
 }
 
 #[inline]
@@ -92,70 +124,108 @@ impl Store {
         key: &[u8],
         sequence_max: u64,
     ) -> Result<Option<Value>> {
-        let (hash, signature) = self.hash(key);
-        self.record_hints.fetch(signature);
-        self.tables.shared.expect_get(hash);
-        // What has a smaller number was deleted with a whole range of keys.
-        let mut deleted_below = 0;
-        let candidates = {
+        let lookup = self.lookup(key, sequence_max);
+        let looked = {
             let guard = crossbeam_epoch::pin();
             // Under the guard: see `LightKv::stop`.
             if self.health.is_closed() {
                 return Err(Error::Closed);
             }
-            let (_, view, ranges) = self.consistent_view(&guard, || {
-                let partition = self.route(key, &guard);
-                if partition.prefetch_for_read(signature) {
-                    self.record_hints
-                        .fetch_record(self.buffer.pool(), signature);
-                }
-                partition
-            });
-            if let Some(ranges) = ranges.list() {
-                if !RANGES {
-                    drop(guard);
-                    return self.find_beside_ranges(key, sequence_max);
-                }
-                deleted_below = ranges.deleted_below(key, sequence_max);
-            }
-            for leaf in std::iter::once(&view.top).chain(&view.frozen) {
-                let limits = (sequence_max, deleted_below);
-                if let Some(found) = self.find_in_leaf::<RANGES>(leaf, key, signature, limits) {
-                    match found {
-                        InLeaf::Value(value) => {
-                            if !view.tables.is_empty() {
-                                self.read_marks.set(hash);
-                            }
-                            return Ok(Some(value));
-                        }
-                        InLeaf::Deleted => return Ok(None),
-                        InLeaf::Large(reference) => {
-                            // The guard keeps the segment and with it the file.
-                            return read_large_value(&self.tables, &reference)
-                                .map(|value| Some(value.into()));
-                        }
-                    }
-                }
-            }
-            match look_in_tables(&self.tables, &view.tables, key, hash, sequence_max)? {
-                // The guard keeps the table and with it a value file.
-                InTables::Cached(found) => return self.value_of(found, deleted_below),
-                InTables::Candidates(candidates) => candidates,
-            }
+            self.look::<RANGES>(&lookup, &guard)?
         };
         // The guard is gone: a read of the SSD must not hold up the reclaiming of memory. Each candidate keeps its
         // files.
-        for (table, probe) in candidates.first.into_iter().chain(candidates.more) {
+        let (candidates, deleted_below) = match looked {
+            Looked::Answered(value) => return Ok(value),
+            Looked::BesideRanges => return self.find_beside_ranges(key, sequence_max),
+            Looked::InTables(candidates, deleted_below) => (candidates, deleted_below),
+        };
+        for (table, probe) in candidates {
             let reader = table.reader()?;
-            if let Some(found) = reader.get_probed(probe, key, hash, sequence_max)? {
+            if let Some(found) = reader.get_probed(probe, key, lookup.hash, sequence_max)? {
                 return self.value_of(found, deleted_below);
             }
         }
         Ok(None)
     }
 
+    /// Begins to look for a key: asks for what only its hash leads to.
+    #[inline]
+    pub(crate) fn lookup<'a>(&self, key: &'a [u8], sequence_max: u64) -> Lookup<'a> {
+        let (hash, signature) = self.hash(key);
+        self.record_hints.fetch(signature);
+        self.tables.shared.expect_get(hash);
+        Lookup {
+            key,
+            hash,
+            signature,
+            sequence_max,
+        }
+    }
+
+    /// The key's partition; what a look at its leaves needs is on its way.
+    #[inline]
+    pub(crate) fn route_to_read<'g>(
+        &self,
+        lookup: &Lookup<'_>,
+        guard: &'g Guard,
+    ) -> &'g Arc<Partition> {
+        let partition = self.route(lookup.key, guard);
+        if partition.prefetch_for_read(lookup.signature) {
+            (self.record_hints).fetch_record(self.buffer.pool(), lookup.signature);
+        }
+        partition
+    }
+
+    /// Looks for a key where no read is needed. The caller has seen under the guard that the store is open.
+    #[inline]
+    pub(crate) fn look<const RANGES: bool>(
+        &self,
+        lookup: &Lookup<'_>,
+        guard: &Guard,
+    ) -> Result<Looked> {
+        let &Lookup {
+            key,
+            hash,
+            signature,
+            sequence_max,
+        } = lookup;
+        // What has a smaller number was deleted with a whole range of keys.
+        let mut deleted_below = 0;
+        let (_, view, ranges) = self.consistent_view(guard, || self.route_to_read(lookup, guard));
+        if let Some(ranges) = ranges.list() {
+            if !RANGES {
+                return Ok(Looked::BesideRanges);
+            }
+            deleted_below = ranges.deleted_below(key, sequence_max);
+        }
+        for leaf in std::iter::once(&view.top).chain(&view.frozen) {
+            let limits = (sequence_max, deleted_below);
+            if let Some(found) = self.find_in_leaf::<RANGES>(leaf, key, signature, limits) {
+                return Ok(Looked::Answered(match found {
+                    InLeaf::Value(value) => {
+                        if !view.tables.is_empty() {
+                            self.read_marks.set(hash);
+                        }
+                        Some(value)
+                    }
+                    InLeaf::Deleted => None,
+                    // The guard keeps the segment and with it the file.
+                    InLeaf::Large(reference) => {
+                        Some(read_large_value(&self.tables, &reference)?.into())
+                    }
+                }));
+            }
+        }
+        match look_in_tables(&self.tables, &view.tables, key, hash, sequence_max)? {
+            // The guard keeps the table and with it a value file.
+            InTables::Cached(found) => self.value_of(found, deleted_below).map(Looked::Answered),
+            InTables::Candidates(candidates) => Ok(Looked::InTables(candidates, deleted_below)),
+        }
+    }
+
     /// What an entry of a table says.
-    fn value_of(&self, found: Found, deleted_below: u64) -> Result<Option<Value>> {
+    pub(crate) fn value_of(&self, found: Found, deleted_below: u64) -> Result<Option<Value>> {
         match found.kind {
             _ if found.sequence < deleted_below => Ok(None),
             EntryKind::Put => Ok(Some(found.value.into())),

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use lightkv::{Counters, Db, Scan, WriteBatch};
+use lightkv::{Counters, Db, Scan, Value, WriteBatch};
 
 use super::generator;
 use super::medium::{Medium, OPTION_SETS};
@@ -220,6 +220,16 @@ impl Stress {
             };
             let place = random.below(PLACES);
             let least = self.groups[group].acknowledged.load(Ordering::SeqCst);
+            if random.once_in(8) {
+                let keys = (0..PLACES).map(|place| self.key(place, group));
+                let found = self.db.multi_get(keys).expect("a get of several keys");
+                let version = |value: Option<Value>| value.map_or(0, |value| version_of(&value));
+                let versions: Vec<_> = found.into_iter().map(version).collect();
+                self.check_version(group, versions[0], least, "a get of several keys");
+                let is_whole = versions.iter().all(|version| *version == versions[0]);
+                assert!(is_whole, "seed {}: {versions:?}, group {group}", self.seed);
+                continue;
+            }
             let found = self.db.get(self.key(place, group)).expect("a get");
             let version = found.map_or(0, |value| version_of(&value));
             let last = &mut last_seen[group][place];

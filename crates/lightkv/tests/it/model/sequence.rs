@@ -399,6 +399,21 @@ impl Runner {
             None => self.db().get(&key.0),
         };
         let found = ok("get", found)?;
+        // With the key before it in the state, and twice.
+        let before = state.range(..key.0.clone()).next_back();
+        let keys = [&key.0, before.map_or(&key.0, |(before, _)| before), &key.0];
+        let several = match at {
+            Some(slot) => self.snapshot(slot).multi_get(keys),
+            None => self.db().multi_get(keys),
+        };
+        let several = ok("multi_get", several)?;
+        let expected = keys.map(|key| state.get(key));
+        let is_same = |(found, expected): (&Option<Value>, &Option<&Bytes>)| {
+            found.as_deref() == expected.map(|value| &value[..])
+        };
+        if several.len() != keys.len() || !several.iter().zip(&expected).all(is_same) {
+            return Err("multi_get: the values are not those of the keys".into());
+        }
         let expected = state.get(&key.0);
         same(
             "get",
