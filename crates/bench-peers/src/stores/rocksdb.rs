@@ -9,10 +9,7 @@ use rocksdb::properties::{
     MEM_TABLE_FLUSH_PENDING, NUM_RUNNING_COMPACTIONS, NUM_RUNNING_FLUSHES, PropName,
     SIZE_ALL_MEM_TABLES, TOTAL_SST_FILES_SIZE,
 };
-use rocksdb::{
-    BlockBasedOptions, Cache, DB, DBCompressionType, DBRawIterator, DEFAULT_COLUMN_FAMILY_NAME,
-    Options,
-};
+use rocksdb::{BlockBasedOptions, Cache, DB, DBCompressionType, DBRawIterator, Options};
 
 use super::direct::{Calls, Direct};
 use super::{BLOOM_BITS, Store, StoreKind, StoreSettings, cursor, failed};
@@ -67,10 +64,7 @@ impl Calls for RocksDb {
     }
 
     fn multi_get(&self, keys: &[&[u8]], read: &mut ReadValue<'_>) -> Result<(), TargetError> {
-        let Some(family) = self.db.cf_handle(DEFAULT_COLUMN_FAMILY_NAME) else {
-            return Err("the default column family is missing".into());
-        };
-        for value in self.db.batched_multi_get_cf(family, keys, false) {
+        for value in self.db.multi_get(keys) {
             read(value?.as_deref());
         }
         Ok(())
