@@ -19,7 +19,7 @@
 //! a mapping of their own. [`ByteArena::mapped_bytes`] is what the system has given, not an estimate.
 //! A chunk whose strings are gone, and that was given up ([`ByteArena::give_up`]), goes back to the system.
 //!
-//! Also counters that no two threads store to one line of memory for ([`Striped`]).
+//! Also what threads do beside each other: counters that no two of them store to one line of memory for ([`Striped`]), and offers of the processor ([`offer_processor`]).
 
 mod arena;
 mod fault_in;

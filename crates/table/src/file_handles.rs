@@ -8,7 +8,7 @@
 //! closing take the ring's lock first and a slot's lock second, and no call of the operating system is
 //! made under the ring's lock but closing a file. A file that loses its slot during a read is closed
 //! when that read ends, so besides the limit there can be one more file per thread that is reading, or a sixteenth of the limit
-//! while it opens tables together.
+//! while it opens tables, or reads them, together.
 
 use lightkv_vfs::{VfsFile, is_out_of_descriptors};
 use parking_lot::{Mutex, RwLock};

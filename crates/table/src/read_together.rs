@@ -42,7 +42,7 @@ impl TableReader {
                 hash,
                 max_sequence,
             } = *get;
-            reader.get_probed_with(probe, key, hash, max_sequence, &ahead)
+            reader.get_in_blocks(probe, key, hash, max_sequence, true, &ahead)
         };
         gets.iter().map(get).collect()
     }

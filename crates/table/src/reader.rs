@@ -375,22 +375,11 @@ impl TableReader {
         hash: u64,
         max_sequence: u64,
     ) -> Result<Option<Found>> {
-        self.get_probed_with(probe, key, hash, max_sequence, &BlocksAhead::NONE)
+        self.get_in_blocks(probe, key, hash, max_sequence, true, &BlocksAhead::NONE)
     }
 
-    /// The same, with what was read for it.
-    pub(crate) fn get_probed_with(
-        &self,
-        probe: Probe,
-        key: &[u8],
-        hash: u64,
-        max_sequence: u64,
-        ahead: &BlocksAhead,
-    ) -> Result<Option<Found>> {
-        self.get_in_blocks(probe, key, hash, max_sequence, true, ahead)
-    }
-
-    fn get_in_blocks(
+    /// The same, with what was read for it; with `fill_cache` false nothing is cached.
+    pub(crate) fn get_in_blocks(
         &self,
         probe: Probe,
         key: &[u8],
@@ -682,7 +671,8 @@ impl TableReader {
         self.shared.counters.table_bytes_read.add(len as u64);
     }
 
-    /// What a get that the cache has not answered will read first, as far as is known now.
+    /// What [`TableReader::search_block`] will read for a get that the cache has not answered, as far as is known now: if the cache changes until then,
+    /// that reads what is missing itself.
     pub(crate) fn bytes_to_read(&self, probe: Probe) -> Option<Range<u64>> {
         let Probe::Block(block) = probe else {
             return None;

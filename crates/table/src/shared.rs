@@ -102,7 +102,7 @@ impl TableShared {
         }
     }
 
-    /// How many tables one thread may [open together](crate::TableReader::open_together): 1 to 16, a sixteenth of the files that are kept open.
+    /// How many tables one thread may [open](crate::TableReader::open_together) or [read](crate::TableReader::get_probed_together) together: 1 to 16, a sixteenth of the files that are kept open.
     pub fn open_together_max(&self) -> usize {
         self.handles.open_together_max()
     }

@@ -354,6 +354,7 @@ fn deleted_records_stay_away_until_they_are_written() {
     assert_eq!(order.iter().collect::<BTreeSet<_>>().len() as u64, RECORDS);
     for workload in [
         Workload::ReadRandom,
+        Workload::MultiReadRandom,
         Workload::Range100,
         Workload::ReadMissing,
     ] {
@@ -596,6 +597,7 @@ fn a_missing_record_ends_the_run() {
     db.delete(key(77)).unwrap();
     for workload in [
         Workload::ReadRandom,
+        Workload::MultiReadRandom,
         Workload::ReadSeq,
         Workload::Range100,
         Workload::ReadModifyWrite,

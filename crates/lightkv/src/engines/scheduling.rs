@@ -30,19 +30,27 @@ pub(crate) fn work_in_batches() {
     if class != libc::c_long::from(libc::SCHED_OTHER) {
         return;
     }
+    if let Err(error) = set_class(libc::SCHED_BATCH) {
+        tracing::debug!(%error, "cannot have a thread scheduled in batches");
+    }
+}
+
+/// Puts the calling thread into a scheduling class without priorities; its nice value stays.
+#[cfg(target_os = "linux")]
+fn set_class(class: libc::c_int) -> std::io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the call reads the structure, and changes nothing but how the calling thread (0) is scheduled; its nice value stays.
+    // SAFETY: the call reads the structure, and changes nothing but how the calling thread (0) is scheduled.
     let result = unsafe {
         libc::syscall(
             libc::SYS_sched_setscheduler,
             0,
-            libc::SCHED_BATCH,
+            class,
             &raw const parameters,
         )
     };
-    if result != 0 {
-        let error = std::io::Error::last_os_error();
-        tracing::debug!(%error, "cannot have a thread scheduled in batches");
+    match result {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
     }
 }
 
@@ -79,17 +87,7 @@ mod tests {
             unsafe { libc::syscall(libc::SYS_sched_getscheduler, 0) }
         };
         let thread = std::thread::spawn(move || {
-            let none = libc::sched_param { sched_priority: 0 };
-            // SAFETY: reads the structure, and changes nothing but how this thread is scheduled.
-            let set = unsafe {
-                libc::syscall(
-                    libc::SYS_sched_setscheduler,
-                    0,
-                    libc::SCHED_IDLE,
-                    &raw const none,
-                )
-            };
-            assert_eq!(set, 0);
+            set_class(libc::SCHED_IDLE).unwrap();
             work_in_batches();
             assert_eq!(class(), libc::c_long::from(libc::SCHED_IDLE));
         });

@@ -390,6 +390,24 @@ impl Runner {
         }
     }
 
+    /// A key twice, and between that the key before it.
+    fn multi_get(&self, key: &TestKey, at: Moment, state: &State) -> Checked {
+        let before = state.range(..key.0.clone()).next_back();
+        let keys = [&key.0, before.map_or(&key.0, |(before, _)| before), &key.0];
+        let found = match at {
+            Some(slot) => self.snapshot(slot).multi_get(keys),
+            None => self.db().multi_get(keys),
+        };
+        let found = ok("multi_get", found)?;
+        let is_same = |(key, found): (&Vec<u8>, &Option<Value>)| {
+            found.as_deref() == state.get(key).map(|value| &value[..])
+        };
+        if found.len() == keys.len() && keys.into_iter().zip(&found).all(is_same) {
+            return Ok(());
+        }
+        Err("multi_get: the values are not those of the keys".into())
+    }
+
     fn get(&self, key: &TestKey, at: Moment) -> Checked {
         let Some(state) = self.state(at) else {
             return Ok(());
@@ -399,21 +417,7 @@ impl Runner {
             None => self.db().get(&key.0),
         };
         let found = ok("get", found)?;
-        // With the key before it in the state, and twice.
-        let before = state.range(..key.0.clone()).next_back();
-        let keys = [&key.0, before.map_or(&key.0, |(before, _)| before), &key.0];
-        let several = match at {
-            Some(slot) => self.snapshot(slot).multi_get(keys),
-            None => self.db().multi_get(keys),
-        };
-        let several = ok("multi_get", several)?;
-        let expected = keys.map(|key| state.get(key));
-        let is_same = |(found, expected): (&Option<Value>, &Option<&Bytes>)| {
-            found.as_deref() == expected.map(|value| &value[..])
-        };
-        if several.len() != keys.len() || !several.iter().zip(&expected).all(is_same) {
-            return Err("multi_get: the values are not those of the keys".into());
-        }
+        self.multi_get(key, at, state)?;
         let expected = state.get(&key.0);
         same(
             "get",
