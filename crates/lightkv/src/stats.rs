@@ -54,6 +54,8 @@ numbers! {
         table_reads,
         /// Of those, the ones that were polled for instead of sleeping ([`Options::poll_reads`](crate::Options::poll_reads)).
         table_reads_polled,
+        /// Bytes read from sorted tables into the cache before a get asked for them, because all of them fit. None of the reads above.
+        cache_fill_bytes,
         /// Look-ups in persistent leaves.
         leaf_probes,
         /// Signature or fingerprint matches whose full key differed.
@@ -101,6 +103,7 @@ impl Counters {
             table_bytes_read: self.table_bytes_read - earlier.table_bytes_read,
             table_reads: self.table_reads - earlier.table_reads,
             table_reads_polled: self.table_reads_polled - earlier.table_reads_polled,
+            cache_fill_bytes: self.cache_fill_bytes - earlier.cache_fill_bytes,
             leaf_probes: self.leaf_probes - earlier.leaf_probes,
             false_matches: self.false_matches - earlier.false_matches,
             splits: self.splits - earlier.splits,

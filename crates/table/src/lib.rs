@@ -30,6 +30,7 @@ mod doorkeeper;
 mod entry_index;
 mod error;
 mod file_handles;
+mod fill_ahead;
 mod fuse;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -50,6 +51,7 @@ mod verify;
 mod writer;
 
 pub use error::{Result, TableError};
+pub use fill_ahead::Region;
 pub use iterator::{Access, IteratorOptions, READ_AHEAD_GROWTH, Seek, TableIterator};
 pub use leaf::{Leaf, LeafBytes, Probe};
 pub use open::TableFile;

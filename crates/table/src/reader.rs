@@ -771,19 +771,11 @@ impl TableReader {
         let (group, start, end) = self.neighbours(block)?;
         if group.len() > 1 {
             let read = self.with_stored(start, (end - start) as usize, ahead, |stored| {
-                let part = |offset: u64, len: usize| {
-                    let at = (offset - start) as usize;
-                    &stored[at..at + len]
-                };
                 for neighbour in group.filter(|&neighbour| neighbour != block) {
-                    if let Ok((offset, len)) = self.block_place(neighbour)
-                        && !self.shared.cache.has_block((self.table_id, offset))
-                    {
-                        // Damage is the matter of who asks for the block.
-                        _ = self.keep_read(neighbour, offset, part(offset, len));
-                    }
+                    self.keep_missing(neighbour, start, stored);
                 }
-                self.keep_read(block, offset, part(offset, len))
+                let at = (offset - start) as usize;
+                self.keep_read(block, offset, &stored[at..at + len])
             });
             // If they cannot be read together, the block alone may still be intact, or the error says what is not.
             if let Ok(block) = read {
@@ -815,6 +807,16 @@ impl TableReader {
             (group.end, end) = (group.end + 1, offset + len as u64);
         }
         Ok((group, start, end))
+    }
+
+    /// Caches a block out of what was read from `start` on, unless it is cached. Damage is the matter of who asks for it.
+    pub(crate) fn keep_missing(&self, block: u32, start: u64, stored: &[u8]) {
+        if let Ok((offset, len)) = self.block_place(block)
+            && !self.shared.cache.has_block((self.table_id, offset))
+        {
+            let at = (offset - start) as usize;
+            _ = self.keep_read(block, offset, &stored[at..at + len]);
+        }
     }
 
     /// Caches a block that was read for gets.

@@ -342,6 +342,7 @@ pub(crate) struct Counters {
     pub(crate) table_reads: Counter,
     pub(crate) table_reads_polled: Counter,
     pub(crate) table_bytes_read: Counter,
+    pub(crate) cache_fill_bytes: Counter,
     pub(crate) table_bytes_written: Counter,
     pub(crate) table_writes: Counter,
     pub(crate) tables_over_spares: Counter,
@@ -367,6 +368,7 @@ impl Counters {
             table_reads: self.table_reads.value(),
             table_reads_polled: self.table_reads_polled.value(),
             table_bytes_read: self.table_bytes_read.value(),
+            cache_fill_bytes: self.cache_fill_bytes.value(),
             table_bytes_written: self.table_bytes_written.value(),
             table_writes: self.table_writes.value(),
             tables_over_spares: self.tables_over_spares.value(),
@@ -389,6 +391,8 @@ pub struct CounterValues {
     pub table_reads_polled: u64,
     /// Bytes of those reads.
     pub table_bytes_read: u64,
+    /// Bytes that [`TableReader::fill_cache`](crate::TableReader::fill_cache) has read, which are none of those.
+    pub cache_fill_bytes: u64,
     /// Bytes of finished tables, of writers made with [`create_shared`](crate::TableWriter::create_shared).
     pub table_bytes_written: u64,
     /// Write calls of those writers, unfinished tables included.

@@ -2,7 +2,7 @@
 
 use crate::command::{Store, bare_command, data_set, json, run};
 
-const COUNTERS: [&str; 22] = [
+const COUNTERS: [&str; 23] = [
     "puts",
     "gets_hit",
     "gets_miss",
@@ -14,6 +14,7 @@ const COUNTERS: [&str; 22] = [
     "table_bytes_read",
     "table_reads",
     "table_reads_polled",
+    "cache_fill_bytes",
     "leaf_probes",
     "false_matches",
     "splits",

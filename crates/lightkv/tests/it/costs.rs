@@ -230,6 +230,40 @@ fn what_fits_the_cache_is_in_it_after_a_read_for_eight_blocks() {
     }
 }
 
+/// Of a store that fits its cache, a thread reads the whole around each block that a get has missed.
+#[test]
+fn what_fits_the_cache_is_read_into_it_around_what_is_missed() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = || Options::new().memory_budget(64 << 20);
+    let records = 8_000;
+    let db = options().open(directory.path()).unwrap();
+    for number in 0..records {
+        db.put(key(number), [number as u8; 1024]).unwrap();
+    }
+    db.flush().unwrap();
+    wait_for_rest(&db);
+    db.close().unwrap();
+    let db = options().open(directory.path()).unwrap();
+    let get = |number: u64| {
+        let value = db.get(key(number)).unwrap().unwrap();
+        assert_eq!(*value, [number as u8; 1024]);
+    };
+    let start = std::time::Instant::now();
+    // Some of each table, until nothing is missing.
+    while db.stats().levels.cache_bytes < records * 1024 {
+        assert!(start.elapsed().as_secs() < 30, "{:?}", db.stats());
+        (0..records).step_by(128).for_each(get);
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let before = db.stats().counters;
+    assert!(before.cache_fill_bytes > records * 1024 / 2, "{before:?}");
+    let keys: Vec<String> = (0..records).map(key).collect();
+    (0..records).for_each(get);
+    assert!(db.multi_get(&keys).unwrap().iter().all(Option::is_some));
+    let since = db.stats().counters.since(&before);
+    assert!(since.table_reads < 20, "{since:?}");
+}
+
 /// A flush leaves copies of what gets found in the buffer, and what is cached stays so when merges rewrite it.
 #[test]
 fn what_is_read_again_is_in_memory_whatever_is_flushed_and_merged() {

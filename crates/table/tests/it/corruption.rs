@@ -304,6 +304,50 @@ fn a_damaged_block_is_no_matter_of_its_neighbours() {
     }
 }
 
+/// What is read ahead of gets is told to the gets.
+#[test]
+fn damage_and_failed_reads_of_a_region_are_found_by_who_gets_what_is_there() {
+    let (model, mut bytes) = even_table(TABLE_ID, 1);
+    // In the second block.
+    bytes[32 + 4096 + 100] ^= 1;
+    let vfs = MemoryVfs::new();
+    vfs.create_directory(path().parent().unwrap()).unwrap();
+    let file = vfs.open(&path(), OpenMode::CreateNew).unwrap();
+    file.write_all_at(&bytes, 0).unwrap();
+    let shared = shared();
+    let reader = open(&(Arc::new(vfs.clone()) as Arc<dyn Vfs>), options(), &shared);
+    let outcome = |key: &[u8]| reader.get(key, hash_key(SEED, key), u64::MAX);
+    let first = model.keys().next().unwrap().0.as_slice();
+    let probe = reader.probe(hash_key(SEED, first), u64::MAX).unwrap();
+    let region = reader.region_to_fill(probe).unwrap();
+    vfs.inject(Fault {
+        operation: Operation::Read,
+        kind: FaultKind::Io,
+        after_calls: 0,
+        permanent: false,
+        path_contains: None,
+    });
+    reader.fill_cache(&region);
+    assert_eq!(shared.counters().cache_fill_bytes, 0);
+    reader.fill_cache(&region);
+    assert!(shared.counters().cache_fill_bytes > 0);
+    let reads = shared.counters().table_reads;
+    let keys_a_block = model.len() / reader.blocks() as usize;
+    let mut failed = 0;
+    for ((key, _), (_, value)) in &model {
+        match outcome(key) {
+            Ok(found) => assert_eq!(*found.unwrap().value, **value),
+            Err(error) => {
+                assert!(matches!(error, TableError::Corruption { .. }), "{error}");
+                failed += 1;
+            }
+        }
+    }
+    assert!((1..2 * keys_a_block).contains(&failed), "{failed}");
+    // With its neighbours, and alone, by each.
+    assert_eq!(shared.counters().table_reads - reads, 2 * failed as u64);
+}
+
 #[test]
 fn blocks_that_cannot_be_read_together_are_read_one_by_one() {
     let (model, good) = even_table(TABLE_ID, 1);

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use lightkv_table::{
-    EntryKind, IteratorOptions, Seek, TableIterator, TableReader, TableShared, TableWriter,
+    EntryKind, IteratorOptions, Region, Seek, TableIterator, TableReader, TableShared, TableWriter,
     hash_key,
 };
 use std::cmp::Reverse;
@@ -109,6 +109,79 @@ fn where_all_blocks_fit_a_get_leaves_its_block_alone() {
     let cached_bytes = shared.cache_bytes();
     assert_eq!(reads(), 0);
     assert_eq!(shared.cache_bytes(), cached_bytes);
+}
+
+/// The region that a get of a key would have filled.
+fn region_of(reader: &TableReader, number: u64) -> Option<Region> {
+    let probe = reader.probe(hash_key(SEED, &key(number)), u64::MAX);
+    reader.region_to_fill(probe.unwrap())
+}
+
+/// Blocks of some regions. The last one is shorter.
+const REGION_BLOCKS: u32 = 256;
+
+#[test]
+fn where_all_blocks_fit_what_is_around_a_missed_one_is_read_once_and_no_get_waits_for_it() {
+    let vfs = memory();
+    let keys = 20_000;
+    let summary = write(&vfs, options(), &model(keys, 200));
+    let shared = Arc::new(TableShared::new(2 * summary.file_len_bytes, 4));
+    let reader = open(&vfs, options(), &shared);
+    assert!(reader.blocks() > 4 * REGION_BLOCKS && !reader.blocks().is_multiple_of(REGION_BLOCKS));
+    let region = region_of(&reader, 7).unwrap();
+    assert_eq!(reads_of(&reader, 7, u64::MAX, true), 1);
+    assert_eq!(region_of(&reader, 7), None, "its block is cached");
+    let before = shared.counters();
+    let filled_bytes = || shared.counters().cache_fill_bytes;
+    reader.fill_cache(&region);
+    let region_bytes = filled_bytes();
+    let expected_bytes = u64::from(REGION_BLOCKS - 8) * 4096;
+    assert!((expected_bytes * 9 / 10..=expected_bytes).contains(&region_bytes));
+    reader.fill_cache(&region);
+    assert_eq!(filled_bytes(), region_bytes, "nothing is missing");
+    assert_eq!(shared.counters().table_reads, before.table_reads);
+    let reads: u64 = (0..keys)
+        .map(|number| reads_of(&reader, number, u64::MAX, true))
+        .sum();
+    assert_eq!(
+        reads,
+        u64::from((reader.blocks() - REGION_BLOCKS).div_ceil(8))
+    );
+
+    // All regions, as gets ask for them.
+    reader.forget_blocks();
+    let mut reads = 0;
+    for number in 0..keys {
+        let region = region_of(&reader, number);
+        reads += reads_of(&reader, number, u64::MAX, true);
+        if let Some(region) = region {
+            reader.fill_cache(&region);
+        }
+    }
+    assert_eq!(reads, u64::from(reader.blocks().div_ceil(REGION_BLOCKS)));
+}
+
+/// Nothing leaves the cache for what nobody has asked for.
+#[test]
+fn a_region_is_filled_as_far_as_there_is_room() {
+    let vfs = memory();
+    let keys = 20_000;
+    let summary = write(&vfs, options(), &model(keys, 200));
+    let capacity_bytes = 600 << 10;
+    let shared = Arc::new(TableShared::new(capacity_bytes, 4));
+    let reader = open(&vfs, options(), &shared);
+    assert_eq!(region_of(&reader, 7), None, "not all fits");
+    // All will, but not yet.
+    shared.set_cache_reachable_bytes(2 * summary.file_len_bytes);
+    let region = region_of(&reader, 7).unwrap();
+    assert_eq!(reads_of(&reader, 7, u64::MAX, true), 1);
+    reader.fill_cache(&region);
+    let filled_bytes = shared.counters().cache_fill_bytes;
+    assert!((capacity_bytes / 4..capacity_bytes).contains(&filled_bytes));
+    assert!(shared.cache_memory_bytes() <= capacity_bytes);
+    reader.fill_cache(&region);
+    assert_eq!(shared.counters().cache_fill_bytes, filled_bytes, "no room");
+    assert_eq!(reads_of(&reader, 7, u64::MAX, true), 0, "it is still there");
 }
 
 /// The moment at which a record of the model was written.

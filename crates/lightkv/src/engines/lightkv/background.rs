@@ -103,6 +103,8 @@ enum Job {
     Grow,
     /// Open a table ahead of its readers.
     OpenTable,
+    /// Read a part of one into the cache ahead of them.
+    FillCache,
     /// Freeze a partition: the buffer or the journal is over its mark, or a writer found no room.
     Relieve {
         is_urgent: bool,
@@ -141,7 +143,12 @@ impl Job {
     fn is_about_tables(&self) -> bool {
         !matches!(
             self,
-            Self::Grow | Self::Relieve { .. } | Self::Settle(_) | Self::Ranges | Self::Carry(_)
+            Self::Grow
+                | Self::Relieve { .. }
+                | Self::Settle(_)
+                | Self::Ranges
+                | Self::Carry(_)
+                | Self::FillCache
         )
     }
 
@@ -219,6 +226,9 @@ impl Queue {
         if self.urgent || store.is_over_mark() {
             let is_urgent = std::mem::take(&mut self.urgent);
             return Some(Job::Relieve { is_urgent });
+        }
+        if role == Role::Flusher && store.tables.fill_ahead.is_due() {
+            return Some(Job::FillCache);
         }
         while let Some(partition) = self.considerations.pop_front() {
             if let Some(partition) = partition.upgrade() {
@@ -541,6 +551,10 @@ impl Background {
             Job::Grow => store.buffer.grow_ahead(),
             Job::OpenTable => {
                 store.tables.open_next();
+                Ok(())
+            }
+            Job::FillCache => {
+                store.tables.fill_ahead.fill_next();
                 Ok(())
             }
             Job::Relieve { is_urgent } => self.relieve(store, *is_urgent),

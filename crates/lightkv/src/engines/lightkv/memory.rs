@@ -245,10 +245,13 @@ impl Store {
         self.share_with_buffer(others_bytes, parts.leaves, u64::MAX);
     }
 
-    /// Lets the background threads open the tables that there are, when somebody reads.
-    pub(crate) fn begin_to_open_ahead(self: &Arc<Self>) {
+    /// Lets the background threads open tables, and read of them what fits the cache, when somebody reads.
+    pub(crate) fn begin_to_work_ahead(self: &Arc<Self>) {
         let index_bytes_max = self.sizes.budget_bytes / OPENED_AHEAD_PART;
-        self.tables.open_ahead.begin(self, index_bytes_max);
+        self.tables
+            .open_ahead
+            .plan(self.tables.all(), index_bytes_max);
+        let _ = self.tables.workers.set(Arc::downgrade(self));
     }
 
     /// Sets the limit of the buffer, where all but buffer and cache hold so much, leaves among them, and the buffer uses what a limit is high enough

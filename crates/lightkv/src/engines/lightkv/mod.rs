@@ -24,7 +24,7 @@
 //! | `flush`, `compaction`, `background`, `pacing`, `patience`, `rest` | what happens behind the writers' backs |
 //! | `recovery`, `checkpoint`, `pool_image` | how what survives comes back; `engines/manifest` has the rest |
 //! | `delete_range`, `range_deletions` | deleting all keys of a range |
-//! | `table_set`, `open_ahead`, `spare_tables` | the tables of the store, and their files |
+//! | `table_set`, `open_ahead`, `fill_ahead`, `spare_tables` | the tables of the store, and their files |
 //! | `table_list`, `run_source` | the tables of a partition as runs |
 //! | `memory`, `sizes`, `read_marks`, `record_hints` | the memory budget, what stays in memory, and where it is |
 //!
@@ -62,6 +62,7 @@ mod checkpoint;
 mod compaction;
 mod delete_range;
 mod durability;
+mod fill_ahead;
 mod flush;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
@@ -142,7 +143,7 @@ pub(crate) fn open(directory: &Path, options: Options) -> Result<Arc<dyn Engine>
     }
     engine.store.queue_pending_compactions();
     if !options.tuning.inline_background {
-        engine.store.begin_to_open_ahead();
+        engine.store.begin_to_work_ahead();
     }
     Ok(Arc::new(engine))
 }

@@ -130,7 +130,15 @@ impl Store {
             let mut found = Vec::with_capacity(waiting.len());
             for waiting in waiting.chunks(self.tables.shared.open_together_max()) {
                 let gets: Result<Vec<_>> = waiting.iter().map(Waiting::probed_get).collect();
-                found.extend(TableReader::get_probed_together(&gets?));
+                let gets = gets?;
+                let region = |get: &ProbedGet<'_>| get.reader.region_to_fill(get.probe);
+                let regions: Vec<_> = gets.iter().map(region).collect();
+                found.extend(TableReader::get_probed_together(&gets));
+                for (waiting, region) in waiting.iter().zip(regions) {
+                    if let Some(region) = region {
+                        self.tables.ask_to_fill(&waiting.candidate.0, region);
+                    }
+                }
             }
             let mut elsewhere = Vec::new();
             for (key, found) in waiting.into_iter().zip(found) {

@@ -6,12 +6,11 @@
 //! before it opens all that he needs together.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
 use lightkv_vfs::{DeviceTurns, Urgency};
 use parking_lot::Mutex;
 
-use super::store::Store;
 use super::table_set::{Table, TableContext};
 
 /// So many are read together, in one turn at the device: half a megabyte, which it has read nearly as soon as the end of one table.
@@ -23,8 +22,6 @@ pub(crate) struct OpenAhead {
     waiting: Mutex<Waiting>,
     /// Number of tables that wait. Relaxed: a hint.
     count: AtomicUsize,
-    /// Whose threads open them.
-    store: OnceLock<Weak<Store>>,
 }
 
 #[derive(Debug, Default)]
@@ -36,13 +33,8 @@ struct Waiting {
 }
 
 impl OpenAhead {
-    /// Begins with the tables of a store, whose indexes may take so many bytes before they are asked for. Its threads will be woken for them.
-    pub(crate) fn begin(&self, store: &Arc<Store>, index_bytes_max: u64) {
-        self.plan(store.tables.all(), index_bytes_max);
-        let _ = self.store.set(Arc::downgrade(store));
-    }
-
-    fn plan(&self, mut tables: Vec<Arc<Table>>, index_bytes_max: u64) {
+    /// Begins with the tables of a store, whose indexes may take so many bytes before they are asked for.
+    pub(crate) fn plan(&self, mut tables: Vec<Arc<Table>>, index_bytes_max: u64) {
         tables.sort_unstable_by_key(|table| table.file_number());
         let mut waiting = self.waiting.lock();
         waiting.tables = tables.iter().map(Arc::downgrade).collect();
@@ -50,19 +42,14 @@ impl OpenAhead {
         self.count.store(waiting.tables.len(), Ordering::Relaxed);
     }
 
-    /// A table was opened by who needed it: others will be needed soon.
-    #[cold]
-    pub(crate) fn somebody_waited(&self) {
-        if self.count.load(Ordering::Relaxed) > 0
-            && let Some(store) = self.store.get().and_then(Weak::upgrade)
-        {
-            store.background.wake();
-        }
+    /// Whether there are any.
+    pub(crate) fn has_some(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > 0
     }
 
     /// Whether there is something to do.
     pub(crate) fn is_due(&self, device: &DeviceTurns) -> bool {
-        self.count.load(Ordering::Relaxed) > 0 && device.has_had_reads()
+        self.has_some() && device.has_had_reads()
     }
 
     /// Opens the next tables. One that cannot be opened tells its first user.

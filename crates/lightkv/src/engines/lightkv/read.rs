@@ -142,7 +142,12 @@ impl Store {
         };
         for (table, probe) in candidates {
             let reader = table.reader()?;
-            if let Some(found) = reader.get_probed(probe, key, lookup.hash, sequence_max)? {
+            let region = reader.region_to_fill(probe);
+            let found = reader.get_probed(probe, key, lookup.hash, sequence_max)?;
+            if let Some(region) = region {
+                self.tables.ask_to_fill(&table, region);
+            }
+            if let Some(found) = found {
                 return self.value_of(found, deleted_below);
             }
         }

@@ -44,6 +44,7 @@ impl Store {
             table_bytes_read: tables.table_bytes_read,
             table_reads: tables.table_reads,
             table_reads_polled: tables.table_reads_polled,
+            cache_fill_bytes: tables.cache_fill_bytes,
             leaf_probes: tables.leaf_probes,
             false_matches: own.false_matches + tables.false_matches,
             splits: load(&self.counters.splits),

@@ -274,7 +274,7 @@ pub(crate) mod tests {
 
     /// Tables that exist only as metadata, newest first with their weights; numbered from 1.
     pub(crate) fn listed_with(tables: Vec<(TableMetadata, u32)>) -> Vec<PartitionTable> {
-        let context = context(MemoryVfs::new(), Path::new("/"));
+        let context = context(MemoryVfs::new(), Path::new("/"), 0);
         let listed = (1..)
             .zip(tables)
             .map(|(file_number, (metadata, weight))| PartitionTable {

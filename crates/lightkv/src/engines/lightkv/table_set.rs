@@ -5,18 +5,20 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use lightkv_memory::MappedVec;
 use lightkv_table::{
-    IteratorOptions, TableFile, TableIterator, TableOptions, TableReader, TableShared,
+    IteratorOptions, Region, TableFile, TableIterator, TableOptions, TableReader, TableShared,
 };
 use lightkv_vfs::Vfs;
 use parking_lot::Mutex;
 
+use super::fill_ahead::FillAhead;
 use super::manifest::TableMetadata;
 use super::open_ahead::OpenAhead;
 use super::spare_tables::SpareTables;
+use super::store::Store;
 use super::value_file;
 use crate::Result;
 
@@ -37,6 +39,9 @@ pub(crate) struct TableContext {
     /// The files of tables out of these that new ones are written over.
     pub(crate) spares: SpareTables,
     pub(super) open_ahead: OpenAhead,
+    pub(super) fill_ahead: FillAhead,
+    /// Whose threads work ahead of readers, once they run.
+    pub(super) workers: OnceLock<Weak<Store>>,
 }
 
 /// What is left of a table or a value file after its last reader. Removing and closing a file can take a hundred
@@ -138,6 +143,30 @@ impl TableContext {
         self.open_ahead.is_due(self.shared.device())
     }
 
+    /// Has the background threads look for what readers wait for.
+    #[cold]
+    fn call_workers(&self) {
+        if let Some(store) = self.workers.get().and_then(Weak::upgrade) {
+            store.background.wake();
+        }
+    }
+
+    /// A table was opened by who needed it: others will be needed soon.
+    #[cold]
+    fn somebody_opened(&self) {
+        if self.open_ahead.has_some() {
+            self.call_workers();
+        }
+    }
+
+    /// Has a part of a table read into the cache, because a get has just missed a block of it.
+    #[cold]
+    pub(crate) fn ask_to_fill(&self, table: &Arc<Table>, region: Region) {
+        if self.fill_ahead.ask(table, region) {
+            self.call_workers();
+        }
+    }
+
     /// Opens the next ones.
     pub(crate) fn open_next(&self) {
         self.open_ahead.open_next(self);
@@ -150,7 +179,7 @@ impl TableContext {
         let _waiting = self.shared.waiting_read();
         let closed = tables.filter(|table| !table.is_open());
         self.open_together(closed.take(self.shared.open_together_max()));
-        self.open_ahead.somebody_waited();
+        self.somebody_opened();
     }
 
     /// The same in the background.
@@ -404,7 +433,7 @@ impl Table {
             None,
             self.context.shared.clone(),
         )?;
-        self.context.open_ahead.somebody_waited();
+        self.context.somebody_opened();
         Ok(self.reader.get_or_init(|| Arc::new(reader)))
     }
 
@@ -500,29 +529,37 @@ pub(crate) mod tests {
     use lightkv_vfs::{MemoryVfs, OpenMode};
 
     /// A store's context without tables yet.
-    pub(crate) fn context(vfs: MemoryVfs, directory: &Path) -> Arc<TableContext> {
+    pub(crate) fn context(vfs: MemoryVfs, directory: &Path, cache_bytes: u64) -> Arc<TableContext> {
         Arc::new(TableContext {
             vfs: Arc::new(vfs),
             directory: directory.into(),
             options: TableOptions::default(),
-            shared: Arc::new(TableShared::new(0, 512)),
+            shared: Arc::new(TableShared::new(cache_bytes, 512)),
             store_identity: 1,
             live: Mutex::default(),
             values: Mutex::default(),
             discarded: Mutex::default(),
             spares: SpareTables::default(),
             open_ahead: OpenAhead::default(),
+            fill_ahead: FillAhead::default(),
+            workers: OnceLock::new(),
         })
     }
 
-    /// Ten tables of a hundred records each, and one without a file.
-    pub(crate) fn tables_and_one_without_a_file() -> (Arc<TableContext>, Vec<Arc<Table>>) {
-        const TABLES: u64 = 10;
+    fn registered(context: &Arc<TableContext>, file_number: u64) -> Arc<Table> {
+        context.register(TableMetadata {
+            file_number,
+            ..TableMetadata::default()
+        })
+    }
+
+    /// Tables of a hundred records each, in one block.
+    pub(crate) fn tables(count: u64, cache_bytes: u64) -> (Arc<TableContext>, Vec<Arc<Table>>) {
         let vfs = MemoryVfs::new();
         let store = Path::new(STORE);
         vfs.create_directory(&store.join("tables")).unwrap();
-        let context = context(vfs, store);
-        for number in 1..=TABLES {
+        let context = context(vfs, store, cache_bytes);
+        for number in 1..=count {
             let (vfs, path) = (context.vfs.clone(), table_path(store, number));
             let mut writer = TableWriter::create(vfs, path, number, context.options).unwrap();
             for key in 0..100_u32 {
@@ -531,13 +568,15 @@ pub(crate) mod tests {
             }
             writer.finish().unwrap();
         }
-        let tables = (1..=TABLES + 1).map(|file_number| {
-            context.register(TableMetadata {
-                file_number,
-                ..TableMetadata::default()
-            })
-        });
+        let tables = (1..=count).map(|number| registered(&context, number));
         let tables = tables.collect();
+        (context, tables)
+    }
+
+    /// Ten of them, and one without a file.
+    pub(crate) fn tables_and_one_without_a_file() -> (Arc<TableContext>, Vec<Arc<Table>>) {
+        let (context, mut tables) = tables(10, 0);
+        tables.push(registered(&context, 11));
         (context, tables)
     }
 
@@ -581,7 +620,7 @@ pub(crate) mod tests {
             for path in paths {
                 vfs.open(path, OpenMode::CreateNew).unwrap();
             }
-            let context = context(vfs.clone(), directory);
+            let context = context(vfs.clone(), directory, 0);
             Self { vfs, context }
         }
 

@@ -60,7 +60,7 @@ struct Lists {
 impl Lists {
     fn new() -> Self {
         Self {
-            context: context(MemoryVfs::new(), Path::new("/")),
+            context: context(MemoryVfs::new(), Path::new("/"), 0),
             next_number: 1,
             contents: HashMap::new(),
             partitions: vec![(0..KEYS, Vec::new())],

@@ -19,13 +19,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 use lightkv_table::{EntryKind, TableOptions, TableShared};
 use lightkv_vfs::Polling;
 use parking_lot::Mutex;
 
+use super::fill_ahead::FillAhead;
 use super::manifest::{ManifestEdit, ManifestState};
 use super::open_ahead::OpenAhead;
 use super::partition::{Partition, PartitionTable, View};
@@ -98,6 +99,8 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
         discarded: Mutex::new(Vec::new()),
         spares: SpareTables::default(),
         open_ahead: OpenAhead::default(),
+        fill_ahead: FillAhead::default(),
+        workers: OnceLock::new(),
     });
     let buffer = media::open_buffer(&state, &sizes, options)?;
     if state.pool_identity != 0 && state.next_file_number == FIRST_FILE_NUMBER {
