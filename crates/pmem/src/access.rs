@@ -223,14 +223,14 @@ impl Pool {
             padding,
         };
         match self.mode {
-            Mode::FlushAndFence | Mode::OrderOnly => {
+            Mode::FlushAndFence | Mode::OrderOnly | Mode::Slowed => {
                 HAS_STREAMED.set(true);
                 debug_assert!(
                     self.is_tail_of(offset, tail),
                     "the tail is not that of the offset"
                 );
-                self.counters
-                    .add(0, line_count(offset, len_bytes), len_bytes);
+                let lines = line_count(offset, len_bytes);
+                self.counters.add(0, lines, len_bytes);
                 if len_bytes <= STAGED_MAX_BYTES as u64 {
                     // SAFETY: the range was checked, and extents end at line boundaries.
                     unsafe { store::append_staged(self.instructions, target, tail, header, parts) };
@@ -240,6 +240,7 @@ impl Pool {
                         unsafe { Streamer::<false>::with_tail(self.instructions, target, tail) };
                     pieces.push_into(streamer).finish_line(tail);
                 }
+                self.wait_if_slowed(lines);
             }
             Mode::Nothing => {
                 self.counters.add(0, 0, len_bytes);
@@ -298,7 +299,7 @@ impl Pool {
     fn write_parts(&self, offset: u64, pieces: Pieces<'_>, len_bytes: u64) {
         let target = self.place(offset, len_bytes);
         match self.mode {
-            Mode::FlushAndFence | Mode::OrderOnly => {
+            Mode::FlushAndFence | Mode::OrderOnly | Mode::Slowed => {
                 let lines = line_count(offset, len_bytes);
                 self.counters.add(0, lines, len_bytes);
                 let whole_lines = (offset | len_bytes).is_multiple_of(LINE_BYTES as u64);
@@ -307,17 +308,18 @@ impl Pool {
                     // SAFETY: the range was checked, and the pieces make up exactly `len_bytes`.
                     let streamer = unsafe { Streamer::<false>::new(self.instructions, target) };
                     pieces.push_into(streamer).finish();
-                    return;
-                }
-                // SAFETY: as above; extents begin and end at line boundaries.
-                unsafe {
-                    let streamer = Streamer::<true>::new(self.instructions, target);
-                    pieces.push_into(streamer).finish();
-                    if self.mode == Mode::FlushAndFence {
-                        let line = target.sub(offset as usize % LINE_BYTES);
-                        self.instructions.flush_lines(line, lines as usize);
+                } else {
+                    // SAFETY: as above; extents begin and end at line boundaries.
+                    unsafe {
+                        let streamer = Streamer::<true>::new(self.instructions, target);
+                        pieces.push_into(streamer).finish();
+                        if self.mode != Mode::OrderOnly {
+                            let line = target.sub(offset as usize % LINE_BYTES);
+                            self.instructions.flush_lines(line, lines as usize);
+                        }
                     }
                 }
+                self.wait_if_slowed(lines);
             }
             Mode::FenceOnly | Mode::Nothing => {
                 self.counters.add(0, 0, len_bytes);
@@ -471,7 +473,7 @@ impl Pool {
                 self.place(offset, len_bytes);
             }
             Mode::FenceOnly | Mode::Nothing => {}
-            Mode::Emulated => self.emulated_flush(offset, len_bytes, lines),
+            Mode::Slowed | Mode::Emulated => self.emulated_flush(offset, len_bytes, lines),
         }
     }
 
@@ -495,7 +497,7 @@ impl Pool {
                 }
             }
             Mode::Nothing => {}
-            Mode::Emulated => self.emulated_fence(),
+            Mode::Slowed | Mode::Emulated => self.emulated_fence(),
         }
     }
 
@@ -660,6 +662,13 @@ impl Pool {
             emulation.backing.fence();
         }
         spin(u64::from(emulation.fence_latency_ns));
+    }
+
+    #[inline]
+    fn wait_if_slowed(&self, lines: u64) {
+        if self.mode == Mode::Slowed {
+            self.emulated_write_latency(lines);
+        }
     }
 
     #[cold]

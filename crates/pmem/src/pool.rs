@@ -15,7 +15,7 @@ use crate::emulated::EmulatedBacking;
 use crate::error::{PmemError, Result};
 use crate::faults::{PoolCall, PoolFaults};
 use crate::inspection::{SoundExtent, check_extents, find_in_backing, find_in_directory};
-use crate::large_pages::LargePages;
+use crate::large_pages::{LargePages, PageAdvice};
 use crate::map::{LARGE_PAGE_BYTES, Mapping};
 use crate::options::{
     Arena, EmulatedMedium, Granularity, PoolCounters, PoolOptions, SourceKind, SourceRequest,
@@ -47,6 +47,9 @@ pub(crate) enum Mode {
     FenceOnly,
     /// Volatile memory: nothing.
     Nothing,
+    /// An emulated medium that keeps no trace: the instructions of `FlushAndFence`, and no others, and each then waits as long as the medium
+    /// is said to take.
+    Slowed,
     /// Through the emulation.
     Emulated,
 }
@@ -58,6 +61,13 @@ pub(crate) struct Emulation {
     pub(crate) read_latency_ns: u32,
     pub(crate) write_latency_ns: u32,
     pub(crate) fence_latency_ns: u32,
+}
+
+impl Emulation {
+    /// Whether all that a medium of this kind does to the processor is what its instructions do.
+    fn has_own_instructions(&self) -> bool {
+        !self.backing.is_tracked() && self.granularity == Granularity::CacheLine
+    }
 }
 
 enum Source {
@@ -262,10 +272,10 @@ impl Pool {
             mapped_bytes: AtomicU64::new(0),
             populated_bytes: AtomicU64::new(0),
             large_pages: LargePages::new(),
-            mode: if volatile {
-                Mode::Nothing
-            } else {
-                Mode::Emulated
+            mode: match &emulation {
+                _ if volatile => Mode::Nothing,
+                Some(medium) if medium.has_own_instructions() => Mode::Slowed,
+                _ => Mode::Emulated,
             },
             instructions: Instructions::detect(),
             emulation,
@@ -791,6 +801,11 @@ fn map_new_extent(
     };
     if let Source::Emulated(backing) = &growth.source {
         backing.add_extent(place, bytes);
+        if !backing.is_tracked() {
+            // As DAX has it: large pages, which are there before anybody stores to them.
+            mapping.advise_pages(PageAdvice::Large(place, bytes));
+            mapping.populate(place, bytes);
+        }
     }
     growth.extent_count += 1;
     Ok(path)
