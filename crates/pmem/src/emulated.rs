@@ -1,6 +1,8 @@
 //! Emulated persistent memory: DRAM whose state after a kill or a power loss a test can take.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -47,7 +49,7 @@ enum Contents {
 struct UntrackedBytes {
     extents: Vec<u64>,
     /// Contents until the first pool attaches.
-    initial: Vec<u8>,
+    initial: Arc<Vec<u8>>,
     mapping: Option<Arc<Mapping>>,
 }
 
@@ -77,7 +79,7 @@ impl EmulatedBacking {
     pub fn untracked() -> Self {
         let bytes = UntrackedBytes {
             extents: Vec::new(),
-            initial: Vec::new(),
+            initial: Arc::default(),
             mapping: None,
         };
         Self::with_contents(Contents::Untracked(bytes), false)
@@ -98,7 +100,7 @@ impl EmulatedBacking {
     pub fn untracked_from_image(image: PoolImage) -> Self {
         let bytes = UntrackedBytes {
             extents: image.extents,
-            initial: image.bytes,
+            initial: Arc::new(image.bytes),
             mapping: None,
         };
         Self::with_contents(Contents::Untracked(bytes), false)
@@ -166,13 +168,14 @@ impl EmulatedBacking {
         }
     }
 
-    /// Lets `read` look at everything stored so far; without a copy, if no pool was attached yet.
-    pub(crate) fn read<R>(&self, read: impl FnOnce(&[u8]) -> R) -> R {
+    /// Everything stored so far, to be looked at in parts.
+    pub(crate) fn stored(&self) -> StoredBytes {
         let state = self.shared.lock();
         match &state.contents {
-            Contents::Tracked(model) => read(&model.crash_image(&mut KeepAll).bytes),
-            Contents::Untracked(bytes) if bytes.mapping.is_none() => read(&bytes.initial),
-            Contents::Untracked(bytes) => read(&bytes.image().bytes),
+            Contents::Tracked(model) => {
+                StoredBytes::Image(Arc::new(model.crash_image(&mut KeepAll).bytes))
+            }
+            Contents::Untracked(bytes) => bytes.stored(),
         }
     }
 
@@ -262,7 +265,7 @@ impl EmulatedBacking {
     /// From here on the bytes of an untracked medium are those of `mapping`.
     pub(crate) fn use_mapping(&self, mapping: &Arc<Mapping>) {
         if let Contents::Untracked(bytes) = &mut self.shared.lock().contents {
-            bytes.initial = Vec::new();
+            bytes.initial = Arc::default();
             bytes.mapping = Some(Arc::clone(mapping));
         }
     }
@@ -280,7 +283,7 @@ impl EmulatedBacking {
                     .truncate(image.extents.iter().sum::<u64>() as usize);
                 *bytes = UntrackedBytes {
                     extents: image.extents,
-                    initial: image.bytes,
+                    initial: Arc::new(image.bytes),
                     mapping: None,
                 };
             }
@@ -348,21 +351,46 @@ impl State {
 }
 
 impl UntrackedBytes {
+    fn stored(&self) -> StoredBytes {
+        match &self.mapping {
+            None => StoredBytes::Image(Arc::clone(&self.initial)),
+            Some(mapping) => StoredBytes::Mapped(Arc::clone(mapping), self.len()),
+        }
+    }
+
     fn image(&self) -> PoolImage {
-        let bytes = match &self.mapping {
-            None => self.initial.clone(),
-            Some(mapping) => {
-                let total = self.extents.iter().sum::<u64>() as usize;
-                let mut bytes = vec![0; total];
+        PoolImage {
+            bytes: self.stored().range(0..self.len()).into_owned(),
+            extents: self.extents.clone(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.extents.iter().sum::<u64>() as usize
+    }
+}
+
+/// What is stored on a medium. No pool stores to it meanwhile.
+pub(crate) enum StoredBytes {
+    Image(Arc<Vec<u8>>),
+    /// So many bytes of it.
+    Mapped(Arc<Mapping>, usize),
+}
+
+impl StoredBytes {
+    /// A part of it, copied only where it is mapped: a pool of many extents looks at one after the other.
+    pub(crate) fn range(&self, range: Range<usize>) -> Cow<'_, [u8]> {
+        match self {
+            Self::Image(bytes) => Cow::Borrowed(&bytes[range]),
+            Self::Mapped(mapping, len) => {
+                assert!(range.end <= *len, "beyond the extents");
+                let mut bytes = vec![0; range.len()];
+                let source = mapping.base().wrapping_add(range.start);
                 // SAFETY: extents are mapped from the base on, without gaps, before they are
                 // announced by `add_extent`.
-                unsafe { crate::store::copy_out(mapping.base(), &mut bytes) };
-                bytes
+                unsafe { crate::store::copy_out(source, &mut bytes) };
+                Cow::Owned(bytes)
             }
-        };
-        PoolImage {
-            bytes,
-            extents: self.extents.clone(),
         }
     }
 }

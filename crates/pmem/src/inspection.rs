@@ -36,20 +36,19 @@ pub(crate) fn find_in_directory(directory: &Path) -> Result<Vec<FoundExtent>> {
 /// The extents of an emulated medium.
 pub(crate) fn find_in_backing(backing: &EmulatedBacking) -> Vec<FoundExtent> {
     let extents = backing.extents();
+    let stored = backing.stored();
     let mut place = 0;
     let mut found = Vec::with_capacity(extents.len());
-    backing.read(|bytes| {
-        for (index, len_bytes) in extents.iter().enumerate() {
-            let head = &bytes[place..];
-            found.push(FoundExtent {
-                path: PathBuf::from(extent_name(index as u32)),
-                len_bytes: *len_bytes,
-                head: head[..HEAD_BYTES.min(*len_bytes as usize)].to_vec(),
-                file: None,
-            });
-            place += *len_bytes as usize;
-        }
-    });
+    for (index, &len_bytes) in extents.iter().enumerate() {
+        let head = place..place + HEAD_BYTES.min(len_bytes as usize);
+        found.push(FoundExtent {
+            path: PathBuf::from(extent_name(index as u32)),
+            len_bytes,
+            head: stored.range(head).into_owned(),
+            file: None,
+        });
+        place += len_bytes as usize;
+    }
     found
 }
 

@@ -328,8 +328,8 @@ impl Pool {
     fn attach_extents(&mut self, sound: Vec<SoundExtent>) -> Result<()> {
         let mut extents = Vec::with_capacity(sound.len());
         {
-            let backing = match &self.growth.get_mut().source {
-                Source::Emulated(backing) => Some(backing.clone()),
+            let stored = match &self.growth.get_mut().source {
+                Source::Emulated(backing) => Some(backing.stored()),
                 _ => None,
             };
             for SoundExtent {
@@ -352,11 +352,11 @@ impl Pool {
                         .and_then(|()| self.mapping.map_anonymous(place, bytes))
                         .map_err(|error| PmemError::io(&path, "mmap", error))?,
                 }
-                if let Some(backing) = &backing {
+                if let Some(stored) = &stored {
                     let range = place as usize..(place + bytes) as usize;
                     let target = self.base.wrapping_add(place as usize);
                     // SAFETY: just mapped, and nobody else knows of it yet.
-                    backing.read(|image| unsafe { fill_fresh(target, &image[range]) });
+                    unsafe { fill_fresh(target, &stored.range(range)) };
                 }
                 self.growth.get_mut().extent_count += 1;
                 *self.mapped_bytes.get_mut() = place + bytes;
