@@ -33,12 +33,14 @@ impl TableReader {
         Some(Region(first..end))
     }
 
-    /// Reads the blocks of a region that are not cached into the cache, as long as nothing has to leave for them. What cannot be read, or is
-    /// damaged, is left to who gets it. For background threads: takes turns at the device with reads that somebody waits for.
-    pub fn fill_cache(&self, region: &Region) {
+    /// Reads the blocks of a region that are not cached into the cache, as long as nothing has to leave for them and `goes_on` says so, which is asked
+    /// before each 128 KiB. What cannot be read, or is damaged, is left to who gets it. For background threads: takes turns at the device with reads that
+    /// somebody waits for, so it may take a second where much else is going on there.
+    pub fn fill_cache(&self, region: &Region, goes_on: impl Fn() -> bool) {
         let cache = &self.shared.cache;
         let mut rest = region.0.clone();
-        while cache.holds_all_tables()
+        while goes_on()
+            && cache.holds_all_tables()
             && cache.has_room(0)
             && let Some((blocks, bytes)) = self.next_piece(&mut rest)
             && self.fill_piece(blocks, bytes)

@@ -327,9 +327,9 @@ fn damage_and_failed_reads_of_a_region_are_found_by_who_gets_what_is_there() {
         permanent: false,
         path_contains: None,
     });
-    reader.fill_cache(&region);
+    reader.fill_cache(&region, || true);
     assert_eq!(shared.counters().cache_fill_bytes, 0);
-    reader.fill_cache(&region);
+    reader.fill_cache(&region, || true);
     assert!(shared.counters().cache_fill_bytes > 0);
     let reads = shared.counters().table_reads;
     let keys_a_block = model.len() / reader.blocks() as usize;

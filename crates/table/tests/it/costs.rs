@@ -5,6 +5,7 @@ use lightkv_table::{
     EntryKind, IteratorOptions, Region, Seek, TableIterator, TableReader, TableShared, TableWriter,
     hash_key,
 };
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -133,11 +134,17 @@ fn where_all_blocks_fit_what_is_around_a_missed_one_is_read_once_and_no_get_wait
     assert_eq!(region_of(&reader, 7), None, "its block is cached");
     let before = shared.counters();
     let filled_bytes = || shared.counters().cache_fill_bytes;
-    reader.fill_cache(&region);
+    // As long as there is time.
+    reader.fill_cache(&region, || false);
+    assert_eq!(filled_bytes(), 0);
+    let is_first = Cell::new(true);
+    reader.fill_cache(&region, || is_first.replace(false));
+    assert!((1..=128 << 10).contains(&filled_bytes()));
+    reader.fill_cache(&region, || true);
     let region_bytes = filled_bytes();
     let expected_bytes = u64::from(REGION_BLOCKS - 8) * 4096;
     assert!((expected_bytes * 9 / 10..=expected_bytes).contains(&region_bytes));
-    reader.fill_cache(&region);
+    reader.fill_cache(&region, || true);
     assert_eq!(filled_bytes(), region_bytes, "nothing is missing");
     assert_eq!(shared.counters().table_reads, before.table_reads);
     let reads: u64 = (0..keys)
@@ -155,7 +162,7 @@ fn where_all_blocks_fit_what_is_around_a_missed_one_is_read_once_and_no_get_wait
         let region = region_of(&reader, number);
         reads += reads_of(&reader, number, u64::MAX, true);
         if let Some(region) = region {
-            reader.fill_cache(&region);
+            reader.fill_cache(&region, || true);
         }
     }
     assert_eq!(reads, u64::from(reader.blocks().div_ceil(REGION_BLOCKS)));
@@ -175,11 +182,11 @@ fn a_region_is_filled_as_far_as_there_is_room() {
     shared.set_cache_reachable_bytes(2 * summary.file_len_bytes);
     let region = region_of(&reader, 7).unwrap();
     assert_eq!(reads_of(&reader, 7, u64::MAX, true), 1);
-    reader.fill_cache(&region);
+    reader.fill_cache(&region, || true);
     let filled_bytes = shared.counters().cache_fill_bytes;
     assert!((capacity_bytes / 4..capacity_bytes).contains(&filled_bytes));
     assert!(shared.cache_memory_bytes() <= capacity_bytes);
-    reader.fill_cache(&region);
+    reader.fill_cache(&region, || true);
     assert_eq!(shared.counters().cache_fill_bytes, filled_bytes, "no room");
     assert_eq!(reads_of(&reader, 7, u64::MAX, true), 0, "it is still there");
 }

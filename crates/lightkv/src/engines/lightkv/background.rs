@@ -554,7 +554,9 @@ impl Background {
                 Ok(())
             }
             Job::FillCache => {
-                store.tables.fill_ahead.fill_next();
+                // Writers may come to wait for flushes, and a close for us.
+                let is_free = || !self.is_stopping() && self.queue.lock().flushes.is_empty();
+                store.tables.fill_ahead.fill_next(is_free);
                 Ok(())
             }
             Job::Relieve { is_urgent } => self.relieve(store, *is_urgent),

@@ -44,13 +44,13 @@ impl FillAhead {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    /// Reads the region that was asked for last: it is the likeliest to be wanted next.
-    pub(crate) fn fill_next(&self) {
+    /// Reads the region that was asked for last, which is the likeliest to be wanted next, or as much of it as there is time for.
+    pub(crate) fn fill_next(&self, goes_on: impl Fn() -> bool) {
         if let Some((table, region)) = self.take()
             && let Some(table) = table.upgrade()
             && let Ok(reader) = table.reader()
         {
-            reader.fill_cache(&region);
+            reader.fill_cache(&region, goes_on);
         }
     }
 
@@ -82,13 +82,13 @@ mod tests {
         assert!(!ahead.is_due());
         assert!(ask(&tables[0]), "a thread is to be called");
         assert!(!ask(&tables[1]) && !ask(&tables[0]) && !ask(&tables[1]));
-        ahead.fill_next();
+        ahead.fill_next(|| true);
         assert_eq!(region(&tables[1]), None, "it was asked for last");
         assert!(region(&tables[0]).is_some() && ahead.is_due());
-        ahead.fill_next();
+        ahead.fill_next(|| true);
         assert_eq!(region(&tables[0]), None);
         assert!(region(&tables[2]).is_some() && !ahead.is_due());
-        ahead.fill_next();
+        ahead.fill_next(|| true);
         assert!(ask(&tables[2]), "once more");
     }
 
@@ -103,7 +103,7 @@ mod tests {
         context.unregister(gone.file_number(), &[]);
         drop(gone);
         while ahead.is_due() {
-            ahead.fill_next();
+            ahead.fill_next(|| true);
         }
         let is_filled: Vec<bool> = tables.iter().map(|table| region(table).is_none()).collect();
         assert_eq!(is_filled[..3], [false, false, true]);
