@@ -243,25 +243,31 @@ fn what_fits_the_cache_is_read_into_it_around_what_is_missed() {
     db.flush().unwrap();
     wait_for_rest(&db);
     db.close().unwrap();
-    let db = options().open(directory.path()).unwrap();
-    let get = |number: u64| {
-        let value = db.get(key(number)).unwrap().unwrap();
-        assert_eq!(*value, [number as u8; 1024]);
-    };
-    let start = std::time::Instant::now();
-    // Some of each table, until nothing is missing.
-    while db.stats().levels.cache_bytes < records * 1024 {
-        assert!(start.elapsed().as_secs() < 30, "{:?}", db.stats());
-        (0..records).step_by(128).for_each(get);
-        std::thread::sleep(std::time::Duration::from_millis(1));
-    }
-    let before = db.stats().counters;
-    assert!(before.cache_fill_bytes > records * 1024 / 2, "{before:?}");
     let keys: Vec<String> = (0..records).map(key).collect();
-    (0..records).for_each(get);
-    assert!(db.multi_get(&keys).unwrap().iter().all(Option::is_some));
-    let since = db.stats().counters.since(&before);
-    assert!(since.table_reads < 20, "{since:?}");
+    let some: Vec<String> = (0..records).step_by(128).map(key).collect();
+    for are_together in [false, true] {
+        let db = options().open(directory.path()).unwrap();
+        let start = std::time::Instant::now();
+        // Some of each table, until nothing is missing.
+        while db.stats().levels.cache_bytes < records * 1024 {
+            assert!(start.elapsed().as_secs() < 30, "{:?}", db.stats());
+            match are_together {
+                true => drop(db.multi_get(&some).unwrap()),
+                false => some.iter().for_each(|key| drop(db.get(key).unwrap())),
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let before = db.stats().counters;
+        assert!(before.cache_fill_bytes > records * 1024 / 2, "{before:?}");
+        for number in 0..records {
+            let value = db.get(key(number)).unwrap().unwrap();
+            assert_eq!(*value, [number as u8; 1024]);
+        }
+        assert!(db.multi_get(&keys).unwrap().iter().all(Option::is_some));
+        let since = db.stats().counters.since(&before);
+        assert!(since.table_reads < 20, "{since:?}");
+        db.close().unwrap();
+    }
 }
 
 /// A flush leaves copies of what gets found in the buffer, and what is cached stays so when merges rewrite it.
