@@ -1,6 +1,7 @@
 //! What crash images keep and lose, and that a trace rebuilds the pool.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use lightkv_pmem::{
     Arena, CrashChooser, EmulatedBacking, EmulatedMedium, Granularity, KeepAll, LineTail,
@@ -238,6 +239,51 @@ fn an_untracked_medium_keeps_what_a_kill_keeps() {
     assert_eq!(read(&pool, run.offset, 100), [3; 100]);
     let again = Pool::open(on(&backing)).unwrap();
     assert_eq!(again.runs(Arena::Segments), [run]);
+}
+
+/// The one for measurements has instructions of its own; they store and count the same, and take as long as the medium is said to.
+#[test]
+fn an_untracked_medium_does_what_a_tracked_one_does() {
+    let run_all = |backing: EmulatedBacking| {
+        let mut medium = EmulatedMedium::new(backing);
+        (medium.write_latency_ns, medium.fence_latency_ns) = (20_000, 50_000);
+        let pool = Pool::create(options(SourceRequest::Emulated(medium))).unwrap();
+        let run = pool.allocate(Arena::Segments, 1, 0).unwrap().unwrap();
+        pool.fence();
+        let before = pool.counters();
+        let counts = |pool: &Pool| {
+            let now = pool.counters();
+            let lines = now.flushed_lines - before.flushed_lines;
+            let bytes = now.bytes_written - before.bytes_written;
+            (now.fences - before.fences, lines, bytes)
+        };
+        let timed = |step: &mut dyn FnMut()| {
+            let (fences, lines, _) = counts(&pool);
+            let begin = Instant::now();
+            step();
+            let elapsed = begin.elapsed();
+            let (fences_now, lines_now, _) = counts(&pool);
+            let ns = (lines_now - lines) * 20_000 + (fences_now - fences) * 50_000;
+            assert!(ns > 0 && elapsed >= Duration::from_nanos(ns), "{elapsed:?}");
+        };
+        let (mut end, mut tail) = (run.offset, LineTail::default());
+        for len in [0, 13, 100, 1500] {
+            let value = vec![2; len];
+            timed(&mut || end += pool.append_record(end, &mut tail, &[1; 32], &[&value]));
+        }
+        let place = end.next_multiple_of(64);
+        for len in [8, 64, 100, 600] {
+            timed(&mut || pool.write_nt(place, &vec![3; len]));
+        }
+        pool.store_u64(place, 4);
+        pool.store_u128(place + 16, 5);
+        timed(&mut || pool.flush(place, 32));
+        timed(&mut || pool.fence());
+        let len = (place + 600 - run.offset) as usize;
+        (counts(&pool), read(&pool, run.offset, len))
+    };
+    let untracked = run_all(EmulatedBacking::untracked());
+    assert_eq!(untracked, run_all(EmulatedBacking::new()));
 }
 
 #[test]

@@ -25,10 +25,26 @@ fn small_table(compression: Compression) -> (TableOptions, Model, Vec<u8>) {
 }
 
 fn store(bytes: &[u8]) -> Arc<dyn Vfs> {
-    let vfs = memory();
+    Arc::new(files(bytes))
+}
+
+/// Files in memory, with one table of these bytes.
+fn files(bytes: &[u8]) -> MemoryVfs {
+    let vfs = MemoryVfs::new();
+    vfs.create_directory(path().parent().unwrap()).unwrap();
     let file = vfs.open(&path(), OpenMode::CreateNew).unwrap();
     file.write_all_at(bytes, 0).unwrap();
     vfs
+}
+
+fn fail_next_read(vfs: &MemoryVfs) {
+    vfs.inject(Fault {
+        operation: Operation::Read,
+        kind: FaultKind::Io,
+        after_calls: 0,
+        permanent: false,
+        path_contains: None,
+    });
 }
 
 /// How much of a damaged table still works.
@@ -310,23 +326,14 @@ fn damage_and_failed_reads_of_a_region_are_found_by_who_gets_what_is_there() {
     let (model, mut bytes) = even_table(TABLE_ID, 1);
     // In the second block.
     bytes[32 + 4096 + 100] ^= 1;
-    let vfs = MemoryVfs::new();
-    vfs.create_directory(path().parent().unwrap()).unwrap();
-    let file = vfs.open(&path(), OpenMode::CreateNew).unwrap();
-    file.write_all_at(&bytes, 0).unwrap();
+    let vfs = files(&bytes);
     let shared = shared();
     let reader = open(&(Arc::new(vfs.clone()) as Arc<dyn Vfs>), options(), &shared);
     let outcome = |key: &[u8]| reader.get(key, hash_key(SEED, key), u64::MAX);
     let first = model.keys().next().unwrap().0.as_slice();
     let probe = reader.probe(hash_key(SEED, first), u64::MAX).unwrap();
     let region = reader.region_to_fill(probe).unwrap();
-    vfs.inject(Fault {
-        operation: Operation::Read,
-        kind: FaultKind::Io,
-        after_calls: 0,
-        permanent: false,
-        path_contains: None,
-    });
+    fail_next_read(&vfs);
     reader.fill_cache(&region, || true);
     assert_eq!(shared.counters().cache_fill_bytes, 0);
     reader.fill_cache(&region, || true);
@@ -351,21 +358,12 @@ fn damage_and_failed_reads_of_a_region_are_found_by_who_gets_what_is_there() {
 #[test]
 fn blocks_that_cannot_be_read_together_are_read_one_by_one() {
     let (model, good) = even_table(TABLE_ID, 1);
-    let vfs = MemoryVfs::new();
-    vfs.create_directory(path().parent().unwrap()).unwrap();
-    let file = vfs.open(&path(), OpenMode::CreateNew).unwrap();
-    file.write_all_at(&good, 0).unwrap();
+    let vfs = files(&good);
     let shared = shared();
     let reader = open(&(Arc::new(vfs.clone()) as Arc<dyn Vfs>), options(), &shared);
     for ((key, _), (_, value)) in &model {
         reader.forget_blocks();
-        vfs.inject(Fault {
-            operation: Operation::Read,
-            kind: FaultKind::Io,
-            after_calls: 0,
-            permanent: false,
-            path_contains: None,
-        });
+        fail_next_read(&vfs);
         let (_, _, found) = get(&reader, key, u64::MAX).unwrap();
         assert_eq!(found, *value);
     }
