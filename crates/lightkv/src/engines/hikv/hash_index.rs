@@ -27,6 +27,7 @@
 //! beside it, makes that durable, and switches the partition's word in the root by one 8-byte store. A crash
 //! leaves the one table or the other; what is in no use is freed by recovery. Readers go on in the old table.
 
+use lightkv_memory::prefetch_of;
 use lightkv_pmem::{Pool, Run};
 
 use super::brief_lock::{BriefGuard, BriefLock};
@@ -223,6 +224,14 @@ impl Table {
     #[inline]
     pub(crate) fn prefetch(&self, pool: &Pool, hash: u64) {
         pool.prefetch_read(self.line_offset(hash & self.line_mask), LINE_BYTES);
+    }
+
+    /// The same for a write, with what the engine has in memory for the hash: its group's lock, and whether lines behind the home line are to be looked at.
+    #[inline]
+    pub(crate) fn prefetch_for_write(&self, pool: &Pool, hash: u64) {
+        self.prefetch(pool, hash);
+        prefetch_of(&self.groups[self.group_of(hash)]);
+        prefetch_of(&self.overflow[(hash & self.line_mask) as usize]);
     }
 
     /// The same, for a look-up that comes after many others.

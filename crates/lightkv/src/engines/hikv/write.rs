@@ -1,22 +1,25 @@
 //! The life of a put and of a delete: `docs/internals/hikv.md`. (The paper's algorithms 1 to 3.)
 //!
 //! ```text
-//! put:    room -> lock the group -> announce -> number -> key index -> item, persist -> entry, persist -> leave the old item, free it
+//! put:    room -> lock the group -> announce -> number -> item, (key index,) persist -> entry, persist -> leave the old item, free it
 //! delete: lock the group -> announce -> number -> entry cleared, persist -> leave the old item -> key index -> free it
 //! ```
 //!
-//! The lines that an operation waits for are that of the hash index and then that of the old item. The former is fetched before room is
-//! taken, the latter before the lock, and its key is compared as late as possible: when the new item is stored.
+//! The lines that an operation waits for are that of the hash index and then that of the old item. What it has to do meanwhile is to store the
+//! new item, which needs neither. Of a new key there is no old item, so a put stores the item while the line of the index is on its way. If the thread's
+//! last put replaced an item, then this one probably does, too, and looks at the index first, to store while the line of the old item is on
+//! its way. The old item's key is compared as late as possible: when the new item is durable.
 //!
 //! INVARIANTS. (1) An item is durable before an entry leads to it, and an entry is durable before the item it
-//! left is given back. (2) Everything that can fail happens before the announcement; but for the look at the old item's key, after which
-//! a write that fails, or begins again, has left nothing but a number. (3) Numbers are drawn under the
+//! left is given back. (2) A write that fails behind its announcement, or begins again, has left nothing but a number: no entry leads to the
+//! item that it stored, which is marked as left. (3) Numbers are drawn under the
 //! group's lock, so the numbers of a key ascend. (4) While a moment is held, an item that an entry leaves is kept
-//! before the entry changes: see `versions`. (5) Behind the item of a new key a put executes no locked instruction: it returns
-//! while the lines of the item and its entry are on their way, as `brief_lock` has it. Whoever learns of the put from this thread learns
-//! of it behind them; and the thread's own next operation pins an epoch, which waits for them, so that no two threads that
+//! before the entry changes: see `versions`. (5) Behind the entry a put executes no locked instruction: it returns
+//! while the line of the entry is on its way, as `brief_lock` has it. Whoever learns of the put from this thread learns
+//! of it behind the entry; and the thread's own next operation pins an epoch, which waits for it, so that no two threads that
 //! put and then get can both miss what the other one put.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 use crossbeam_epoch::Guard;
@@ -26,7 +29,7 @@ use super::allocator::KIND_LOG;
 use super::hash_index::{Group, Slot, Table};
 use super::item_layout::item_len;
 use super::log_layout::{self, Record};
-use super::root_layout::{ENTRY_BYTES, Entry};
+use super::root_layout::{ENTRY_BYTES, Entry, LINE_BYTES};
 use super::store::Store;
 use super::versions::Version;
 use super::write_ahead_log::Reservation;
@@ -47,6 +50,20 @@ struct Manner {
     is_cramped: bool,
     /// Keys are compared before a number is drawn: a log has a record for each number, and a twin was met before.
     compares_first: bool,
+    /// The hash index is looked at before the item is stored: see the head of this file.
+    looks_first: bool,
+}
+
+impl Manner {
+    fn compare_first(&mut self) {
+        self.compares_first = true;
+        self.looks_first = true;
+    }
+}
+
+thread_local! {
+    /// The thread's last put replaced an item. In whichever store: it is a guess.
+    static REPLACES: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The item that a write replaces or deletes.
@@ -55,6 +72,13 @@ struct Old {
     position: u64,
     /// It is known to have the key.
     has_key: bool,
+}
+
+/// The entry that a put sets.
+struct Target {
+    slot: Slot,
+    /// What it leads to now; `None` if it is free.
+    old: Option<Old>,
 }
 
 /// What became of an attempt under a group's lock.
@@ -102,7 +126,7 @@ impl Store {
     fn put(&self, key: &[u8], value: &[u8], deadline: Deadline) -> Result<()> {
         let hash = self.hash(key);
         let mut guard = crossbeam_epoch::pin();
-        self.index.table(hash, &guard).prefetch(self.pool(), hash);
+        (self.index.table(hash, &guard)).prefetch_for_write(self.pool(), hash);
         let mut fresh = Fresh::default();
         let len_bytes = item_len(key.len(), value.len());
         let place = match self.allocator.allocate(len_bytes, &mut fresh)? {
@@ -140,18 +164,16 @@ impl Store {
         deadline: Deadline,
         mut guard: Guard,
     ) -> Result<()> {
-        let mut manner = Manner {
-            deadline,
-            is_cramped: false,
-            compares_first: self.log.is_some(),
-        };
+        let mut manner = self.manner(deadline);
         loop {
             let table = self.index.table(hash, &guard);
-            table.prefetch_item(self.pool(), hash);
+            if manner.looks_first {
+                table.prefetch_item(self.pool(), hash);
+            }
             match self.try_put(table, hash, key, value, place, manner, &guard)? {
                 Attempt::Done => return Ok(()),
                 Attempt::Replaced => {}
-                Attempt::Twin => manner.compares_first = true,
+                Attempt::Twin => manner.compare_first(),
                 Attempt::Full => {
                     drop(guard);
                     match self.grow(hash, deadline) {
@@ -194,68 +216,112 @@ impl Store {
         if group.is_dead {
             return Ok(Attempt::Replaced);
         }
-        let found = self.locate(table, hash, key, manner)?;
-        let slot = match &found {
-            Some(old) => old.slot,
-            None => {
-                self.check_budget()?;
-                if !Self::has_room(table, &group, 1, manner.is_cramped) {
-                    return Ok(Attempt::Full);
-                }
-                let free = table.find_free(self.pool(), hash, &[]);
-                free.expect("the group has room")
+        let mut target = None;
+        if manner.looks_first {
+            target = self.target(table, &group, hash, key, manner)?;
+            if target.is_none() {
+                return Ok(Attempt::Full);
             }
-        };
+        }
         let log = self.reserve_log(key, Some(value));
         let announcement = self.announce()?;
         // SeqCst: see `in_flight`.
         let sequence = self.last_sequence.fetch_add(1, Ordering::SeqCst) + 1;
-        if let Some(log) = &log {
+        if let (Some(log), Some(target)) = (&log, &target) {
             log.write(&Record {
                 sequence,
-                entry: slot.entry,
+                entry: target.slot.entry,
                 hash,
                 key,
                 item: Some((place, value)),
             });
         }
-        if found.is_none() {
-            // Before the item: invariant 5. A scan that meets the key meanwhile finds no entry, as of a key that was deleted, and
-            // its moment is before this write.
-            self.note(self.keys.insert(key, hash, place));
-        }
         self.store_item(place, sequence, hash, key, value);
-        if let Some(old) = &found {
+        let looked = match target {
+            Some(target) => Ok(Some(target)),
+            None => self.target(table, &group, hash, key, manner),
+        };
+        let Target { slot, old } = match looked {
+            Ok(Some(target)) => target,
+            otherwise => {
+                // No entry will lead to it.
+                self.items.leave(place);
+                return otherwise.map(|_| Attempt::Full);
+            }
+        };
+        REPLACES.set(old.is_some());
+        match &old {
+            // Its key is compared behind the fence.
+            Some(old) => self.pool().prefetch_read(old.position, LINE_BYTES),
+            // A scan that meets the key already finds no entry, as of a key that was deleted, and its moment is before this write.
+            None => self.note(self.keys.insert(key, hash, place)),
+        }
+        self.pool().fence();
+        if let Some(old) = &old {
             match self.is_old_of(old, key) {
                 Ok(true) => {}
                 otherwise => {
-                    // No entry will lead to it.
+                    // As above.
                     self.items.leave(place);
                     return otherwise.map(|_| Attempt::Twin);
                 }
             }
         }
-        self.pool().fence();
-        let is_kept = match &found {
+        let is_kept = match &old {
             Some(old) => self.keep_version(key, old.position, sequence),
-            None => false,
+            None => {
+                table.raise(slot);
+                group.used += 1;
+                false
+            }
         };
-        if found.is_none() {
-            table.raise(slot);
-            group.used += 1;
-        }
         self.set_entry(slot, hash, place);
         self.pool().fence();
-        if let Some(old) = &found {
+        if let Some(old) = &old {
             self.items.leave(old.position);
         }
         drop(log);
         drop(announcement);
         drop(group);
-        if let Some(old) = found.filter(|_| !is_kept) {
+        if let Some(old) = old.filter(|_| !is_kept) {
             self.allocator.retire(old.position, guard);
         }
         Ok(Attempt::Done)
+    }
+
+    /// How the first attempt of a write goes about it.
+    fn manner(&self, deadline: Deadline) -> Manner {
+        let has_log = self.log.is_some();
+        Manner {
+            deadline,
+            is_cramped: false,
+            compares_first: has_log,
+            looks_first: has_log || REPLACES.get(),
+        }
+    }
+
+    /// The entry that a put of a key is to set; `None` if the group is full. The group is locked.
+    #[inline]
+    fn target(
+        &self,
+        table: &Table,
+        group: &Group,
+        hash: u64,
+        key: &[u8],
+        manner: Manner,
+    ) -> Result<Option<Target>> {
+        if let Some(old) = self.locate(table, hash, key, manner)? {
+            let slot = old.slot;
+            let old = Some(old);
+            return Ok(Some(Target { slot, old }));
+        }
+        self.check_budget()?;
+        if !Self::has_room(table, group, 1, manner.is_cramped) {
+            return Ok(None);
+        }
+        let free = table.find_free(self.pool(), hash, &[]);
+        let slot = free.expect("the group has room");
+        Ok(Some(Target { slot, old: None }))
     }
 
     /// Makes room for a record in the log of the variant that has one. No lock is held.
@@ -363,13 +429,10 @@ impl Store {
 
     fn delete_at(&self, hash: u64, key: &[u8], deadline: Deadline) -> Result<()> {
         let guard = crossbeam_epoch::pin();
-        let mut manner = Manner {
-            deadline,
-            is_cramped: false,
-            compares_first: self.log.is_some(),
-        };
+        let mut manner = self.manner(deadline);
         loop {
             let table = self.index.table(hash, &guard);
+            table.prefetch_for_write(self.pool(), hash);
             table.prefetch_item(self.pool(), hash);
             let mut group = deadline.lock(table.lock_of(table.group_of(hash)))?;
             if group.is_dead {
@@ -394,7 +457,7 @@ impl Store {
                 });
             }
             if !self.is_old_of(&old, key)? {
-                manner.compares_first = true;
+                manner.compare_first();
                 continue;
             }
             let is_kept = self.keep_version(key, old.position, sequence);
@@ -421,6 +484,7 @@ mod tests {
 
     use lightkv_vfs::MemoryVfs;
 
+    use super::super::item_layout::LEFT;
     use super::*;
     use crate::{EngineKind, Options, PoolMedium, Tuning};
 
@@ -482,6 +546,46 @@ mod tests {
         let likely = |key: &[u8]| store.likely_item(place, key, u64::MAX);
         assert_eq!(likely(b"second").unwrap().value, b"4");
         assert!(likely(b"fourth").is_none());
+    }
+
+    /// A scan may know the place from an earlier item, and asks for nothing but its number.
+    #[test]
+    fn an_item_that_no_entry_leads_to_is_marked() {
+        let store = store();
+        let (key, value, hash) = (b"key", b"value", store.hash(b"key"));
+        let mut fresh = Fresh::default();
+        let len_bytes = item_len(key.len(), value.len());
+        let place = store.allocator.allocate(len_bytes, &mut fresh).unwrap();
+        let place = place.unwrap();
+        let guard = crossbeam_epoch::pin();
+        let table = store.index.table(hash, &guard);
+        let attempt = |looks_first| {
+            let mut manner = store.manner(Deadline::of(WriteOptions::new()));
+            manner.looks_first = looks_first;
+            let before = store.last_sequence.load(Ordering::SeqCst);
+            let attempt = store.try_put(table, hash, key, value, place, manner, &guard);
+            let numbers = store.last_sequence.load(Ordering::SeqCst) - before;
+            (attempt.unwrap(), numbers)
+        };
+        let is_marked = || store.items.number(place) & LEFT != 0;
+        // The group has no room.
+        let group = table.lock_of(table.group_of(hash));
+        group.lock().used = table.group_capacity();
+        assert!(matches!(attempt(true), (Attempt::Full, 0)));
+        assert!(matches!(attempt(false), (Attempt::Full, 1)) && is_marked());
+        // The one entry with the hash is that of another key.
+        group.lock().used = 0;
+        let other = store.allocator.allocate(len_bytes, &mut fresh).unwrap();
+        let never = Deadline::of(WriteOptions::new());
+        let pinned = crossbeam_epoch::pin();
+        let other = other.unwrap();
+        store
+            .put_at(hash, b"other", value, other, never, pinned)
+            .unwrap();
+        for looks_first in [false, true] {
+            assert!(matches!(attempt(looks_first), (Attempt::Twin, 1)) && is_marked());
+        }
+        store.allocator.publish(fresh);
     }
 
     #[test]
