@@ -61,6 +61,7 @@ pub use run::Bench;
 pub use series::SecondReport;
 pub use settings::Settings;
 pub use target::{
-    Access, DurabilityClass, LightKvTarget, Numbers, ReadValue, Target, TargetError, VisitEntry,
+    Access, DurabilityClass, LightKvTarget, Numbers, ReadValue, Record, Target, TargetError,
+    VisitEntry,
 };
 pub use workload::Workload;

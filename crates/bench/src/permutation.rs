@@ -33,6 +33,10 @@ impl Permutation {
         }
     }
 
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
     /// The number in place `index` of the permuted order.
     #[inline]
     pub(crate) fn apply(&self, index: u64) -> u64 {

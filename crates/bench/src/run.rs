@@ -209,7 +209,9 @@ impl<'a> Bench<'a> {
         let first_version = self.first_version(position);
         match workload.plan() {
             Plan::DeleteShuffled | Plan::ReadAll => {}
-            Plan::PutInOrder | Plan::PutShuffled => self.keys.written(first_version),
+            Plan::PutInOrder | Plan::PutShuffled | Plan::PutBatchesShuffled => {
+                self.keys.written(first_version)
+            }
             Plan::Draw(_) if workload.access() == Access::ReadOnly => {}
             Plan::Draw(_) => {
                 self.keys.written(first_version);
@@ -228,7 +230,7 @@ impl<'a> Bench<'a> {
     ) {
         if workload.plan() == Plan::DeleteShuffled {
             self.keys.deleted(order, measured.done.clone());
-        } else if workload.fills() && measured.ops == self.settings.records {
+        } else if workload.fills() && Some(measured.ops) == self.settings.operations(workload) {
             self.keys.filled(self.first_version(position));
         }
     }

@@ -6,7 +6,7 @@ use crate::distribution::Distribution;
 use crate::error::BenchError;
 use crate::keys::RECORDS_MAX;
 use crate::values::HEADER_LEN_BYTES;
-use crate::workload::{Plan, Workload};
+use crate::workload::{BATCH_RECORDS, Plan, Workload};
 
 /// Scans for each record of the store, if nothing else is asked for.
 const SCANS_PER_RECORD: f64 = 0.1;
@@ -124,6 +124,7 @@ impl Settings {
             Plan::PutInOrder | Plan::PutShuffled | Plan::DeleteShuffled | Plan::ReadAll => {
                 Some(records)
             }
+            Plan::PutBatchesShuffled => Some(records.div_ceil(BATCH_RECORDS)),
             Plan::Draw(_) if self.duration.is_some() => None,
             Plan::Draw(_) if workload == Workload::Overwrite => Some(records),
             Plan::Draw(_) if workload.reads_many() => {

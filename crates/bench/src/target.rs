@@ -4,9 +4,11 @@ use std::error::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use lightkv::{Db, Durability, EngineKind, Survives, WriteOptions};
+use lightkv::{Db, Durability, EngineKind, Survives, WriteBatch, WriteOptions};
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::keys::KEY_LEN_BYTES;
 
 /// Whatever a store's operation can fail with.
 pub type TargetError = Box<dyn Error + Send + Sync>;
@@ -16,6 +18,9 @@ pub type ReadValue<'a> = dyn FnMut(Option<&[u8]>) + 'a;
 
 /// Receives an entry of a scan, key and value, and says whether the scan shall go on.
 pub type VisitEntry<'a> = dyn FnMut(&[u8], &[u8]) -> bool + 'a;
+
+/// Key and value of a record.
+pub type Record = ([u8; KEY_LEN_BYTES], Vec<u8>);
 
 /// An open store that workloads can run on. Several threads call it at once.
 ///
@@ -58,6 +63,15 @@ pub trait Target: Sync {
     /// # Errors
     /// Whatever the store reports; it ends the run.
     fn put(&self, key: &[u8], value: &[u8]) -> Result<(), TargetError>;
+
+    /// Sets keys, 16 bytes each, to values, all or none. Visible as a put is. A store that has no such call of its own puts one after the other.
+    ///
+    /// # Errors
+    /// Whatever the store reports; it ends the run.
+    fn put_batch(&self, records: &[Record]) -> Result<(), TargetError> {
+        let mut records = records.iter();
+        records.try_for_each(|(key, value)| self.put(key, value))
+    }
 
     /// Removes a key, which need not exist. Visible as a put is.
     ///
@@ -254,6 +268,15 @@ impl Target for LightKvTarget {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<(), TargetError> {
         let options = WriteOptions::new().sync(self.sync);
         Ok(self.db.put_with(key, value, options)?)
+    }
+
+    fn put_batch(&self, records: &[Record]) -> Result<(), TargetError> {
+        let mut batch = WriteBatch::new();
+        for (key, value) in records {
+            batch.put(key, value);
+        }
+        let options = WriteOptions::new().sync(self.sync);
+        Ok(self.db.write_with(batch, options)?)
     }
 
     #[inline]

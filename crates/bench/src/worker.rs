@@ -14,9 +14,9 @@ use crate::mixgraph::{HotRanges, scan_entries};
 use crate::pace::{InStepSide, Pace};
 use crate::permutation::Permutation;
 use crate::random::Random;
-use crate::target::Target;
+use crate::target::{Record, Target};
 use crate::values::VARIABLE_LEN_BIT;
-use crate::workload::{MULTI_READ_KEYS, Operation, Plan, ScanLen, Workload};
+use crate::workload::{BATCH_RECORDS, MULTI_READ_KEYS, Operation, Plan, ScanLen, Workload};
 
 /// Operations after which a thread tells its progress.
 const PROGRESS_STRIDE: u64 = 256;
@@ -68,6 +68,7 @@ pub(crate) struct Worker<'a> {
     thread: usize,
     random: Random,
     value: Vec<u8>,
+    batch: Vec<Record>,
     in_step: Option<InStepSide<'a>>,
     pace: Pace,
     recorder: Recorder<'a>,
@@ -130,6 +131,7 @@ impl<'a> Worker<'a> {
             thread,
             random,
             value: Vec::with_capacity(job.checker.values.len_bytes()),
+            batch: Vec::new(),
             in_step,
             pace: Pace::AfterEach,
             recorder: Recorder {
@@ -202,6 +204,7 @@ impl<'a> Worker<'a> {
             Plan::PutShuffled => {
                 self.repeat(share, |worker, index| worker.put(order.apply(index), index))
             }
+            Plan::PutBatchesShuffled => self.repeat(share, |worker, index| worker.put_batch(index)),
             Plan::DeleteShuffled => {
                 self.repeat(share, |worker, index| worker.delete(order.apply(index)))
             }
@@ -332,6 +335,35 @@ impl<'a> Worker<'a> {
         put.map_err(BenchError::Store)?;
         self.recorder.ended(Kind::Write, start, end);
         self.count_written();
+        Ok(())
+    }
+
+    /// Puts the records of a batch by one call.
+    fn put_batch(&mut self, batch: u64) -> Result<(), BenchError> {
+        let order = self.job.order;
+        let first = batch * BATCH_RECORDS;
+        let mut records = std::mem::take(&mut self.batch);
+        records.truncate((order.len() - first).min(BATCH_RECORDS) as usize);
+        for index in first..order.len().min(first + BATCH_RECORDS) {
+            let (place, number) = ((index - first) as usize, order.apply(index));
+            self.make_value(number, index);
+            if place == records.len() {
+                records.push(([0; KEY_LEN_BYTES], Vec::new()));
+            }
+            let (record_key, value) = &mut records[place];
+            *record_key = key(number);
+            value.clone_from(&self.value);
+        }
+        let Some(start) = self.start() else {
+            return Ok(());
+        };
+        let put = self.job.target.put_batch(&records);
+        let end = self.recorder.clock.now();
+        put.map_err(BenchError::Store)?;
+        self.recorder.ended(Kind::Write, start, end);
+        let bytes = records.iter().map(|(key, value)| key.len() + value.len());
+        self.recorder.measured.user_bytes_written += bytes.sum::<usize>() as u64;
+        self.batch = records;
         Ok(())
     }
 

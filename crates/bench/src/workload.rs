@@ -14,6 +14,8 @@ pub enum Workload {
     FillSeq,
     /// Puts every record once, in random order.
     FillRandom,
+    /// Puts every record once, in random order, 100 in a batch.
+    FillBatch,
     /// Puts records chosen by the distribution.
     Overwrite,
     /// Gets records chosen by the distribution.
@@ -57,9 +59,10 @@ pub enum Workload {
 
 impl Workload {
     /// All of them, in the order of the documentation: one that needs what another leaves follows it.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::FillSeq,
         Self::FillRandom,
+        Self::FillBatch,
         Self::Overwrite,
         Self::ReadRandom,
         Self::MultiReadRandom,
@@ -86,6 +89,7 @@ impl Workload {
         match self {
             Self::FillSeq => "fillseq",
             Self::FillRandom => "fillrandom",
+            Self::FillBatch => "fillbatch",
             Self::Overwrite => "overwrite",
             Self::ReadRandom => "readrandom",
             Self::MultiReadRandom => "multireadrandom",
@@ -111,7 +115,10 @@ impl Workload {
     /// What its threads do with the store.
     pub fn access(self) -> Access {
         match self.plan() {
-            Plan::PutInOrder | Plan::PutShuffled | Plan::DeleteShuffled => Access::WriteOnly,
+            Plan::PutInOrder
+            | Plan::PutShuffled
+            | Plan::PutBatchesShuffled
+            | Plan::DeleteShuffled => Access::WriteOnly,
             Plan::ReadAll => Access::ReadOnly,
             Plan::Draw(_) if self.with_writer() => Access::Mixed,
             Plan::Draw(mix) => mix.access(),
@@ -120,7 +127,7 @@ impl Workload {
 
     /// Whether it leaves every record newly written.
     pub(crate) fn fills(self) -> bool {
-        matches!(self, Self::FillSeq | Self::FillRandom)
+        matches!(self, Self::FillSeq | Self::FillRandom | Self::FillBatch)
     }
 
     /// Whether readers have writers beside them.
@@ -137,6 +144,7 @@ impl Workload {
         match self {
             Self::FillSeq => Plan::PutInOrder,
             Self::FillRandom => Plan::PutShuffled,
+            Self::FillBatch => Plan::PutBatchesShuffled,
             Self::DeleteRandom => Plan::DeleteShuffled,
             Self::ReadSeq => Plan::ReadAll,
             Self::Overwrite => draw(&[(100, Operation::Update)]),
@@ -187,6 +195,8 @@ pub(crate) enum Plan {
     PutInOrder,
     /// Every record is put, in a random order.
     PutShuffled,
+    /// Every record is put, in a random order, [`BATCH_RECORDS`] by one call.
+    PutBatchesShuffled,
     /// Every record is deleted, in a random order.
     DeleteShuffled,
     /// Every record is read, in key order.
@@ -194,6 +204,9 @@ pub(crate) enum Plan {
     /// Operations and their records are drawn.
     Draw(Mix),
 }
+
+/// Records of one batch; the last one of a thread may have fewer.
+pub(crate) const BATCH_RECORDS: u64 = 100;
 
 /// Records of one multi-get, as `db_bench` has it.
 pub(crate) const MULTI_READ_KEYS: usize = 32;
@@ -330,6 +343,7 @@ mod tests {
             let expected = match workload {
                 Workload::FillSeq
                 | Workload::FillRandom
+                | Workload::FillBatch
                 | Workload::Overwrite
                 | Workload::DeleteRandom => Access::WriteOnly,
                 Workload::ReadRandom

@@ -250,7 +250,7 @@ pub(crate) struct CheckpointArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
-    /// What to run, in this order, on one store: fillseq, fillrandom, overwrite, readrandom, multireadrandom (32
+    /// What to run, in this order, on one store: fillseq, fillrandom, fillbatch (100 records a call), overwrite, readrandom, multireadrandom (32
     /// records a call), readmissing, readseq, range10, range100, readwhilewriting, readwhilewriting-instep, range10whilewriting,
     /// readmodifywrite, mixgraph, ycsba to ycsbf, deleterandom
     #[arg(

@@ -69,4 +69,59 @@ impl WriteBatch {
     pub(crate) fn operations(&self) -> &[BatchOperation] {
         &self.operations
     }
+
+    /// The operations that count, the last one of each key, in their order and with the hash of the key.
+    pub(crate) fn last_operations(
+        &self,
+        hash: impl Fn(&[u8]) -> u64,
+    ) -> Vec<(u64, &BatchOperation)> {
+        let hashed: Vec<_> = (self.operations.iter())
+            .map(|operation| (hash(&operation.key), operation))
+            .collect();
+        let mut order: Vec<usize> = (0..hashed.len()).collect();
+        order.sort_unstable_by_key(|&at| (hashed[at].0, at));
+        let mut counts = vec![true; hashed.len()];
+        for same_hash in order.chunk_by(|&a, &b| hashed[a].0 == hashed[b].0) {
+            for (place, &at) in same_hash.iter().enumerate() {
+                let key = &hashed[at].1.key;
+                let mut later = same_hash[place + 1..].iter();
+                // Mostly of the same key, so that the first one decides: two keys of one hash are hardly ever in a batch.
+                counts[at] = later.all(|&later| hashed[later].1.key != *key);
+            }
+        }
+        let mut counts = counts.into_iter();
+        let mut last = hashed;
+        last.retain(|_| counts.next().expect("one for each"));
+        last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_operation_of_each_key_counts_whatever_the_hash() {
+        let mut batch = WriteBatch::new();
+        for (key, value) in [("a", "1"), ("b", "2"), ("a", "3"), ("c", "4"), ("b", "5")] {
+            batch.put(key, value);
+        }
+        batch.delete("c");
+        // All of one hash; the order of the keys; the other one.
+        for factor in [0, 1, u64::MAX] {
+            let hash = |key: &[u8]| u64::from(key[0]).wrapping_mul(factor);
+            let last = batch.last_operations(hash);
+            let operations: Vec<_> = last
+                .iter()
+                .map(|(hashed, operation)| {
+                    assert_eq!(*hashed, hash(&operation.key));
+                    (&*operation.key, operation.value.as_deref())
+                })
+                .collect();
+            let expected: [(&[u8], Option<&[u8]>); 3] =
+                [(b"a", Some(b"3")), (b"b", Some(b"5")), (b"c", None)];
+            assert_eq!(operations, expected);
+            assert!(WriteBatch::new().last_operations(hash).is_empty());
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::path::Path;
 
-use lightkv_bench::{DurabilityClass, Numbers, ReadValue, Target, TargetError, VisitEntry};
+use lightkv_bench::{DurabilityClass, Numbers, ReadValue, Record, Target, TargetError, VisitEntry};
 
 use super::{Store, StoreKind, StoreSettings};
 use crate::failure::Failure;
@@ -13,6 +13,12 @@ use crate::measure::space;
 pub(super) trait Calls: Sync {
     /// As [`Target::put`].
     fn put(&self, key: &[u8], value: &[u8]) -> Result<(), TargetError>;
+
+    /// As [`Target::put_batch`].
+    fn put_batch(&self, records: &[Record]) -> Result<(), TargetError> {
+        let mut records = records.iter();
+        records.try_for_each(|(key, value)| self.put(key, value))
+    }
 
     /// As [`Target::delete`].
     fn delete(&self, key: &[u8]) -> Result<(), TargetError>;
@@ -76,6 +82,10 @@ impl<S: Calls> Target for Direct<S> {
 
     fn put(&self, key: &[u8], value: &[u8]) -> Result<(), TargetError> {
         self.store.put(key, value)
+    }
+
+    fn put_batch(&self, records: &[Record]) -> Result<(), TargetError> {
+        self.store.put_batch(records)
     }
 
     fn delete(&self, key: &[u8]) -> Result<(), TargetError> {

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use lightkv::{Db, EngineKind, Options, Tuning};
 use lightkv_bench::{
-    Access, DurabilityClass, LightKvTarget, Numbers, ReadValue, Target, TargetError, VisitEntry,
+    Access, DurabilityClass, LightKvTarget, Numbers, ReadValue, Record, Target, TargetError,
+    VisitEntry,
 };
 
 use super::{Store, StoreKind, StoreSettings, failed};
@@ -94,6 +95,10 @@ impl Target for LightKv {
     }
 
     #[inline]
+    fn put_batch(&self, records: &[Record]) -> Result<(), TargetError> {
+        self.target.put_batch(records)
+    }
+
     fn get(&self, key: &[u8], read: &mut ReadValue<'_>) -> Result<(), TargetError> {
         self.target.get(key, read)
     }

@@ -3,13 +3,15 @@
 use std::fmt::Display;
 use std::ops::Deref;
 
-use lightkv_bench::{Numbers, ReadValue, TargetError, VisitEntry};
+use lightkv_bench::{Numbers, ReadValue, Record, TargetError, VisitEntry};
 use rocksdb::properties::{
     COMPACTION_PENDING, ESTIMATE_PENDING_COMPACTION_BYTES, ESTIMATE_TABLE_READERS_MEM,
     MEM_TABLE_FLUSH_PENDING, NUM_RUNNING_COMPACTIONS, NUM_RUNNING_FLUSHES, PropName,
     SIZE_ALL_MEM_TABLES, TOTAL_SST_FILES_SIZE,
 };
-use rocksdb::{BlockBasedOptions, Cache, DB, DBCompressionType, DBRawIterator, Options};
+use rocksdb::{
+    BlockBasedOptions, Cache, DB, DBCompressionType, DBRawIterator, Options, WriteBatch,
+};
 
 use super::direct::{Calls, Direct};
 use super::{BLOOM_BITS, Store, StoreKind, StoreSettings, cursor, failed};
@@ -53,6 +55,14 @@ impl RocksDb {
 impl Calls for RocksDb {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<(), TargetError> {
         Ok(self.db.put(key, value)?)
+    }
+
+    fn put_batch(&self, records: &[Record]) -> Result<(), TargetError> {
+        let mut batch = WriteBatch::default();
+        for (key, value) in records {
+            batch.put(key, value);
+        }
+        Ok(self.db.write(&batch)?)
     }
 
     fn delete(&self, key: &[u8]) -> Result<(), TargetError> {

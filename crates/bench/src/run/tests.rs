@@ -119,7 +119,7 @@ fn every_workload_runs_on_a_store_and_reports() {
             let counted: u64 = kinds.map(count).iter().sum::<u64>() + pairs - 2 * pairs;
             assert_eq!(counted, report.ops, "{workload}");
             if workload.fills() {
-                assert_eq!(report.counters.get("puts"), Some(RECORDS));
+                assert_eq!(report.counters.get("puts"), Some(RECORDS), "{workload}");
                 assert_eq!(report.user_bytes_written, RECORDS * 116);
             }
         }
@@ -340,6 +340,28 @@ fn inserts_and_scans_of_many_threads_are_checked() {
     ] {
         run(&mut bench, workload);
     }
+}
+
+#[test]
+fn batches_have_every_record_once() {
+    let target = FakeTarget::default();
+    let settings = Settings {
+        records: 1_250,
+        threads: 3,
+        ..settings()
+    };
+    let mut bench = Bench::new(&target, settings).unwrap();
+    for _ in 0..2 {
+        let report = run(&mut bench, Workload::FillBatch);
+        assert_eq!((report.ops, count(report.write_us)), (13, 13));
+        assert_eq!(report.user_bytes_written, 1_250 * 116);
+        let put: BTreeSet<_> = puts(&target.take_calls()).into_iter().collect();
+        assert_eq!(put, (0..1_250).collect());
+    }
+    // What the second one wrote is known.
+    assert_eq!(run(&mut bench, Workload::ReadSeq).ops, 1_250);
+    target.delete(&key(1_249)).unwrap();
+    assert_eq!(wrong(&mut bench, Workload::ReadSeq), Wrong::Missing);
 }
 
 #[test]

@@ -5,7 +5,6 @@
 //! entries, fence -> record cleared, fence -> key index -> free the old items
 //! ```
 
-use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use lightkv_pmem::Run;
@@ -22,6 +21,9 @@ use super::write::check_value;
 use crate::db::batch_limit_bytes;
 use crate::engines::deadline::Deadline;
 use crate::{Error, Result, WriteBatch, WriteOptions};
+
+/// Items whose keys are compared are asked for so many operations ahead.
+const ITEMS_AHEAD: usize = 8;
 
 /// One operation of a batch; the last one of its key.
 #[derive(Debug)]
@@ -114,18 +116,18 @@ impl Store {
 
     /// The last operation of each key, in the order of groups.
     fn prepare<'a>(&self, batch: &'a WriteBatch) -> Result<Vec<Prepared<'a>>> {
-        let mut last: HashMap<&[u8], Option<&[u8]>> = HashMap::with_capacity(batch.len());
         for operation in batch.operations() {
             check_value(operation.value.as_ref().map_or(0, |value| value.len()))?;
-            last.insert(&operation.key, operation.value.as_deref());
         }
-        let prepared = last.into_iter().map(|(key, value)| Prepared {
-            hash: self.hash(key),
-            key,
-            value,
-            place: None,
-        });
-        let mut prepared: Vec<_> = prepared.collect();
+        let last = batch.last_operations(|key| self.hash(key)).into_iter();
+        let mut prepared: Vec<_> = last
+            .map(|(hash, operation)| Prepared {
+                hash,
+                key: &operation.key,
+                value: operation.value.as_deref(),
+                place: None,
+            })
+            .collect();
         // The same batch always does the same.
         prepared.sort_unstable_by_key(|operation| (operation.hash, operation.key));
         Ok(prepared)
@@ -172,7 +174,11 @@ impl Store {
         let guard = crossbeam_epoch::pin();
         let tables: Vec<&Table> = operations
             .iter()
-            .map(|operation| self.index.table(operation.hash, &guard))
+            .map(|operation| {
+                let table = self.index.table(operation.hash, &guard);
+                table.prefetch_for_write(self.pool(), operation.hash);
+                table
+            })
             .collect();
         let Some(mut locked) = self.lock_groups(operations, tables, deadline)? else {
             return Ok(Attempt::Replaced);
@@ -253,6 +259,9 @@ impl Store {
         // Slots that new keys of the batch get, by group.
         let mut taken: Vec<Vec<Slot>> = vec![Vec::new(); locked.groups.len()];
         for (at, operation) in operations.iter().enumerate() {
+            if let Some(ahead) = operations.get(at + ITEMS_AHEAD) {
+                locked.tables[at + ITEMS_AHEAD].prefetch_item(self.pool(), ahead.hash);
+            }
             let (table, group) = (locked.tables[at], locked.group_of[at]);
             let found = self.find(table, operation.hash, operation.key)?;
             let (slot, old) = match (found, operation.place) {

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam_epoch::{Atomic, Guard, Owned};
+use lightkv_memory::prefetch_of;
 use lightkv_pmem::LineTail;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -281,6 +282,12 @@ impl Partition {
     /// The lock if nobody holds it.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Writer>> {
         self.writer.try_lock()
+    }
+
+    /// Asks for what [`Partition::lock_until`] and who has the lock read first.
+    #[inline]
+    pub(crate) fn prefetch_lock(&self) {
+        prefetch_of(&self.writer);
     }
 
     /// Asks for the lines that a put of a key with this signature reads and changes: first for those that nobody has touched lately.

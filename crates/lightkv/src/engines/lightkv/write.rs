@@ -9,7 +9,6 @@
 //! can still fail after it, and then nothing was stored. (3) Numbers are drawn under the partition's lock,
 //! so within a partition they ascend in the order of the records.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -26,12 +25,15 @@ use super::partition::{Partition, Writer};
 use super::patience::Patience;
 use super::record_layout::{BatchMembership, RecordFields, record_len};
 use super::room::Room;
-use super::store::Store;
+use super::store::{Store, signature};
 use super::table_set::value_path;
 use super::top_leaf::{Lookup, key_slice};
 use super::value_file;
 use crate::db::batch_limit_bytes;
 use crate::{Error, Result, WriteBatch, WriteOptions};
+
+/// What operations of a batch need is asked for so many ahead.
+const BATCH_AHEAD: usize = 8;
 
 /// After so many writes, some 10 us of work, readers are given way to.
 const GIVE_WAY_WRITES: u64 = 16;
@@ -59,6 +61,24 @@ enum Attempt {
     Exhausted,
 }
 
+/// The partitions of a batch, in the order of their ranges, and by operation the index of its one among them.
+fn owners<'g>(routed: &[&'g Arc<Partition>]) -> (Vec<&'g Arc<Partition>>, Vec<usize>) {
+    let mut partitions = routed.to_vec();
+    partitions.sort_unstable_by_key(|partition| Arc::as_ptr(partition));
+    partitions.dedup_by(|a, b| Arc::ptr_eq(a, b));
+    partitions.sort_unstable_by(|a, b| a.lower.cmp(&b.lower));
+    let mut indexes: Vec<(*const Partition, usize)> = (partitions.iter().enumerate())
+        .map(|(index, partition)| (Arc::as_ptr(partition), index))
+        .collect();
+    indexes.sort_unstable();
+    let owner_of = routed.iter().map(|partition| {
+        let owner = Arc::as_ptr(partition);
+        indexes[indexes.partition_point(|(other, _)| *other < owner)].1
+    });
+    let owner_of = owner_of.collect();
+    (partitions, owner_of)
+}
+
 impl Prepared<'_> {
     pub(super) fn record_len(&self, in_batch: bool) -> u64 {
         record_len(self.key.len(), self.value.len(), in_batch)
@@ -75,8 +95,9 @@ impl Store {
     ) -> Result<()> {
         self.health.check()?;
         self.check_sync(options)?;
+        let (_, signature) = self.hash(key);
         if value.is_some_and(|value| value.len() >= self.sizes.large_value_bytes) {
-            let operation = self.prepare(key, value)?;
+            let operation = self.prepare(signature, key, value)?;
             return self.write_prepared(&operation, options);
         }
         let kind = if value.is_some() {
@@ -84,7 +105,6 @@ impl Store {
         } else {
             EntryKind::Delete
         };
-        let (_, signature) = self.hash(key);
         let operation = Prepared {
             kind,
             signature,
@@ -392,17 +412,19 @@ impl Store {
     /// One attempt at a batch.
     fn try_write_batch(&self, operations: &[Prepared<'_>], deadline: Deadline) -> Result<Attempt> {
         let guard = crossbeam_epoch::pin();
+        let routed: Vec<&Arc<Partition>> = operations
+            .iter()
+            .map(|operation| {
+                let partition = self.route(operation.key, &guard);
+                partition.prefetch_lock();
+                partition
+            })
+            .collect();
+        let (partitions, owner_of) = owners(&routed);
+        for (partition, operation) in routed.iter().zip(operations) {
+            partition.prefetch_for_write(operation.signature, &guard);
+        }
         // Locks are taken in the order of the partitions' ranges, so batches cannot wait in a circle.
-        let mut partitions: Vec<&Arc<Partition>> = operations
-            .iter()
-            .map(|operation| self.route(operation.key, &guard))
-            .collect();
-        let owner_of: Vec<*const Partition> = partitions
-            .iter()
-            .map(|partition| Arc::as_ptr(partition))
-            .collect();
-        partitions.sort_unstable_by(|a, b| a.lower.cmp(&b.lower));
-        partitions.dedup_by(|a, b| Arc::ptr_eq(a, b));
         let mut writers: Vec<MutexGuard<'_, Writer>> = Vec::with_capacity(partitions.len());
         for partition in &partitions {
             let writer = partition.lock_until(deadline)?;
@@ -411,12 +433,6 @@ impl Store {
             }
             writers.push(writer);
         }
-        let slot_of: HashMap<*const Partition, usize> = partitions
-            .iter()
-            .enumerate()
-            .map(|(at, p)| (Arc::as_ptr(p), at))
-            .collect();
-        let owner_of: Vec<usize> = owner_of.into_iter().map(|owner| slot_of[&owner]).collect();
         for (partition, writer) in partitions.iter().zip(&mut writers) {
             if self.relieve(partition, writer, &guard) {
                 return Ok(Attempt::Replaced);
@@ -515,7 +531,25 @@ impl Store {
             .iter()
             .map(|writer| (writer.run.clone(), writer.tail.clone()))
             .collect();
+        let fetch = |at: usize| {
+            if let Some(operation) = operations.get(at) {
+                writers[owner_of[at]]
+                    .top
+                    .index
+                    .prefetch(operation.signature);
+                self.record_hints.fetch_for_note(operation.signature);
+                let pool = self.buffer.pool();
+                pool.prefetch_store(places[at].1, operation.record_len(true));
+            }
+        };
+        (0..BATCH_AHEAD).for_each(fetch);
         for (at, operation) in operations.iter().enumerate() {
+            fetch(at + BATCH_AHEAD);
+            if let Some(next) = operations.get(at + BATCH_AHEAD / 2) {
+                // The record that it replaces, whose key will be compared.
+                let pool = self.buffer.pool();
+                self.record_hints.fetch_record(pool, next.signature);
+            }
             let leaf = &writers[owner_of[at]].top;
             let previous = match self.look_up(leaf, operation.key, operation.signature) {
                 Lookup::Found { offset, .. } => offset,
@@ -574,9 +608,13 @@ impl Store {
         Ok(end)
     }
 
-    /// Hashes an operation; a large value goes to a file of its own first.
-    fn prepare<'a>(&self, key: &'a [u8], value: Option<&'a [u8]>) -> Result<Prepared<'a>> {
-        let (_, signature) = self.hash(key);
+    /// A large value goes to a file of its own first.
+    fn prepare<'a>(
+        &self,
+        signature: u32,
+        key: &'a [u8],
+        value: Option<&'a [u8]>,
+    ) -> Result<Prepared<'a>> {
         let (kind, value) = match value {
             None => (EntryKind::Delete, Vec::new().into()),
             Some(value) if value.len() >= self.sizes.large_value_bytes => {
@@ -594,16 +632,11 @@ impl Store {
 
     /// Of several operations on one key only the last counts, so only it is written.
     fn prepare_batch<'a>(&self, batch: &'a WriteBatch) -> Result<Vec<Prepared<'a>>> {
-        let operations = batch.operations();
-        let mut last: HashMap<&[u8], usize> = HashMap::with_capacity(operations.len());
-        for (at, operation) in operations.iter().enumerate() {
-            last.insert(&operation.key, at);
-        }
+        let operations = batch.last_operations(|key| self.hash(key).0).into_iter();
         operations
-            .iter()
-            .enumerate()
-            .filter(|(at, operation)| last[&*operation.key] == *at)
-            .map(|(_, operation)| self.prepare(&operation.key, operation.value.as_deref()))
+            .map(|(hash, operation)| {
+                self.prepare(signature(hash), &operation.key, operation.value.as_deref())
+            })
             .collect()
     }
 
