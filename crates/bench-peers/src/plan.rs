@@ -196,6 +196,7 @@ impl Profile {
             Self::Memory => vec![
                 List::new("one-thread", memory_steps("", 1)),
                 List::new("two-threads", memory_steps("-two-threads", 2)),
+                List::new("batches", batch_steps()),
             ],
             Self::Tmpfs => vec![List::new("in-place", in_place_steps(sizes.records))],
         }
@@ -318,6 +319,12 @@ fn memory_steps(suffix: &str, threads: usize) -> Vec<Step> {
         read("get-flushed-first"),
         read("get-flushed"),
     ]
+}
+
+/// Every record by a batch of a hundred, twice. An operation is a batch.
+fn batch_steps() -> Vec<Step> {
+    let steps = ["put-batch", "update-batch"];
+    steps.map(|name| fill(name, "fillbatch", 1, false)).to_vec()
 }
 
 /// Every kind of operation on a store that is wholly in persistent memory; deletes come last.
