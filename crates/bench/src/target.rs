@@ -64,7 +64,7 @@ pub trait Target: Sync {
     /// Whatever the store reports; it ends the run.
     fn put(&self, key: &[u8], value: &[u8]) -> Result<(), TargetError>;
 
-    /// Sets keys, 16 bytes each, to values, all or none. Visible as a put is. A store that has no such call of its own puts one after the other.
+    /// Sets keys to values, all or none. Visible as a put is. A store that has no such call of its own puts one after the other, and may be left with a part.
     ///
     /// # Errors
     /// Whatever the store reports; it ends the run.

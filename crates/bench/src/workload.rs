@@ -205,7 +205,7 @@ pub(crate) enum Plan {
     Draw(Mix),
 }
 
-/// Records of one batch; the last one of a thread may have fewer.
+/// Records of one batch; the last one may have fewer.
 pub(crate) const BATCH_RECORDS: u64 = 100;
 
 /// Records of one multi-get, as `db_bench` has it.

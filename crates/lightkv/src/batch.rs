@@ -5,16 +5,26 @@
 /// once, its last operation counts.
 #[derive(Clone, Debug, Default)]
 pub struct WriteBatch {
-    operations: Vec<BatchOperation>,
-    len_bytes: usize,
+    /// Keys and values, one after the other: no allocation for each.
+    bytes: Vec<u8>,
+    places: Vec<Place>,
+}
+
+/// Where an operation is among the bytes.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    start: usize,
+    key_end: usize,
+    /// `None` deletes the key.
+    value_end: Option<usize>,
 }
 
 /// One operation of a batch.
-#[derive(Clone, Debug)]
-pub(crate) struct BatchOperation {
-    pub(crate) key: Box<[u8]>,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BatchOperation<'a> {
+    pub(crate) key: &'a [u8],
     /// `None` deletes the key.
-    pub(crate) value: Option<Box<[u8]>>,
+    pub(crate) value: Option<&'a [u8]>,
 }
 
 impl WriteBatch {
@@ -25,68 +35,74 @@ impl WriteBatch {
 
     /// Adds a put. Limits are checked by [`crate::Db::write`].
     pub fn put(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> &mut Self {
-        let (key, value) = (key.as_ref(), value.as_ref());
-        self.len_bytes += key.len() + value.len();
-        self.operations.push(BatchOperation {
-            key: key.into(),
-            value: Some(value.into()),
-        });
-        self
+        self.add(key.as_ref(), Some(value.as_ref()))
     }
 
     /// Adds a delete; deleting a key that does not exist is not an error.
     pub fn delete(&mut self, key: impl AsRef<[u8]>) -> &mut Self {
-        let key = key.as_ref();
-        self.len_bytes += key.len();
-        self.operations.push(BatchOperation {
-            key: key.into(),
-            value: None,
+        self.add(key.as_ref(), None)
+    }
+
+    fn add(&mut self, key: &[u8], value: Option<&[u8]>) -> &mut Self {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(key);
+        let key_end = self.bytes.len();
+        self.bytes.extend_from_slice(value.unwrap_or_default());
+        self.places.push(Place {
+            start,
+            key_end,
+            value_end: value.map(|_| self.bytes.len()),
         });
         self
     }
 
     /// Number of operations.
     pub fn len(&self) -> usize {
-        self.operations.len()
+        self.places.len()
     }
 
     /// Whether there is no operation; writing an empty batch does nothing.
     pub fn is_empty(&self) -> bool {
-        self.operations.is_empty()
+        self.places.is_empty()
     }
 
     /// Bytes of all keys and values.
     pub fn len_bytes(&self) -> usize {
-        self.len_bytes
+        self.bytes.len()
     }
 
     /// Removes all operations and keeps the memory.
     pub fn clear(&mut self) {
-        self.operations.clear();
-        self.len_bytes = 0;
+        self.bytes.clear();
+        self.places.clear();
     }
 
-    pub(crate) fn operations(&self) -> &[BatchOperation] {
-        &self.operations
+    pub(crate) fn operations(&self) -> impl ExactSizeIterator<Item = BatchOperation<'_>> {
+        let places = self.places.iter();
+        places.map(|place| BatchOperation {
+            key: &self.bytes[place.start..place.key_end],
+            value: (place.value_end).map(|end| &self.bytes[place.key_end..end]),
+        })
     }
 
     /// The operations that count, the last one of each key, in their order and with the hash of the key.
     pub(crate) fn last_operations(
         &self,
         hash: impl Fn(&[u8]) -> u64,
-    ) -> Vec<(u64, &BatchOperation)> {
-        let hashed: Vec<_> = (self.operations.iter())
-            .map(|operation| (hash(&operation.key), operation))
+    ) -> Vec<(u64, BatchOperation<'_>)> {
+        let hashed: Vec<_> = self
+            .operations()
+            .map(|operation| (hash(operation.key), operation))
             .collect();
         let mut order: Vec<usize> = (0..hashed.len()).collect();
         order.sort_unstable_by_key(|&at| (hashed[at].0, at));
         let mut counts = vec![true; hashed.len()];
         for same_hash in order.chunk_by(|&a, &b| hashed[a].0 == hashed[b].0) {
             for (place, &at) in same_hash.iter().enumerate() {
-                let key = &hashed[at].1.key;
+                let key = hashed[at].1.key;
                 let mut later = same_hash[place + 1..].iter();
                 // Mostly of the same key, so that the first one decides: two keys of one hash are hardly ever in a batch.
-                counts[at] = later.all(|&later| hashed[later].1.key != *key);
+                counts[at] = later.all(|&later| hashed[later].1.key != key);
             }
         }
         let mut counts = counts.into_iter();
@@ -114,8 +130,8 @@ mod tests {
             let operations: Vec<_> = last
                 .iter()
                 .map(|(hashed, operation)| {
-                    assert_eq!(*hashed, hash(&operation.key));
-                    (&*operation.key, operation.value.as_deref())
+                    assert_eq!(*hashed, hash(operation.key));
+                    (operation.key, operation.value)
                 })
                 .collect();
             let expected: [(&[u8], Option<&[u8]>); 3] =

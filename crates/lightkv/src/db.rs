@@ -112,8 +112,8 @@ impl Db {
     /// As [`Db::write`] and [`Db::put_with`].
     pub fn write_with(&self, batch: WriteBatch, options: WriteOptions) -> Result<()> {
         for operation in batch.operations() {
-            check_key(&operation.key)?;
-            check_value(operation.value.as_deref().unwrap_or_default())?;
+            check_key(operation.key)?;
+            check_value(operation.value.unwrap_or_default())?;
         }
         if batch.is_empty() && options.sync {
             // As for a write of something, what came before is synced with it.

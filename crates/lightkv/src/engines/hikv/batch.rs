@@ -117,14 +117,14 @@ impl Store {
     /// The last operation of each key, in the order of groups.
     fn prepare<'a>(&self, batch: &'a WriteBatch) -> Result<Vec<Prepared<'a>>> {
         for operation in batch.operations() {
-            check_value(operation.value.as_ref().map_or(0, |value| value.len()))?;
+            check_value(operation.value.map_or(0, <[u8]>::len))?;
         }
         let last = batch.last_operations(|key| self.hash(key)).into_iter();
         let mut prepared: Vec<_> = last
             .map(|(hash, operation)| Prepared {
                 hash,
-                key: &operation.key,
-                value: operation.value.as_deref(),
+                key: operation.key,
+                value: operation.value,
                 place: None,
             })
             .collect();

@@ -634,9 +634,7 @@ impl Store {
     fn prepare_batch<'a>(&self, batch: &'a WriteBatch) -> Result<Vec<Prepared<'a>>> {
         let operations = batch.last_operations(|key| self.hash(key).0).into_iter();
         operations
-            .map(|(hash, operation)| {
-                self.prepare(signature(hash), &operation.key, operation.value.as_deref())
-            })
+            .map(|(hash, operation)| self.prepare(signature(hash), operation.key, operation.value))
             .collect()
     }
 
