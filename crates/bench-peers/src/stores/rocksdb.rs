@@ -62,7 +62,7 @@ impl Calls for RocksDb {
         for (key, value) in records {
             batch.put(key, value);
         }
-        Ok(self.db.write(&batch)?)
+        Ok(self.db.write(batch)?)
     }
 
     fn delete(&self, key: &[u8]) -> Result<(), TargetError> {
