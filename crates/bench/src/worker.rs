@@ -343,14 +343,11 @@ impl<'a> Worker<'a> {
         let order = self.job.order;
         let first = batch * BATCH_RECORDS;
         let mut records = std::mem::take(&mut self.batch);
-        records.truncate((order.len() - first).min(BATCH_RECORDS) as usize);
-        for index in first..order.len().min(first + BATCH_RECORDS) {
-            let (place, number) = ((index - first) as usize, order.apply(index));
+        let count = (order.len() - first).min(BATCH_RECORDS);
+        records.resize_with(count as usize, Record::default);
+        for (index, (record_key, value)) in (first..).zip(&mut records) {
+            let number = order.apply(index);
             self.make_value(number, index);
-            if place == records.len() {
-                records.push(([0; KEY_LEN_BYTES], Vec::new()));
-            }
-            let (record_key, value) = &mut records[place];
             *record_key = key(number);
             value.clone_from(&self.value);
         }

@@ -294,6 +294,12 @@ impl Partition {
     #[inline]
     pub(crate) fn prefetch_for_write(&self, signature: u32, guard: &Guard) {
         let _ = self.place.buckets.prefetch(signature);
+        self.prefetch_leaf(guard);
+    }
+
+    /// Asks for the lines that a put changes beside the buckets of its key.
+    #[inline]
+    pub(crate) fn prefetch_leaf(&self, guard: &Guard) {
         self.view(guard).top.prefetch_for_write();
     }
 

@@ -421,8 +421,8 @@ impl Store {
             })
             .collect();
         let (partitions, owner_of) = owners(&routed);
-        for (partition, operation) in routed.iter().zip(operations) {
-            partition.prefetch_for_write(operation.signature, &guard);
+        for partition in &partitions {
+            partition.prefetch_leaf(&guard);
         }
         // Locks are taken in the order of the partitions' ranges, so batches cannot wait in a circle.
         let mut writers: Vec<MutexGuard<'_, Writer>> = Vec::with_capacity(partitions.len());
