@@ -27,7 +27,6 @@
 //! for that. What was in it is dropped without the lock.
 
 use crate::entry_index::{self, Hints};
-use crate::line_hints::Lines;
 use lightkv_memory::SharedBytes;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::{Arc, Weak};
@@ -53,14 +52,6 @@ impl SlotContent {
         let block = self.block.as_ref()?;
         entry_index::fetch(block, &self.hints, hash);
         Some(block)
-    }
-
-    /// Where the record of a key with this hash is, as far as the hints tell.
-    #[inline]
-    pub(crate) fn lines(&self, hash: u64) -> Option<Lines> {
-        let block = self.block.as_ref()?.first_line();
-        let record = block + self.hints.line_of(hash)? as u64;
-        Some(Lines { block, record })
     }
 }
 

@@ -132,6 +132,9 @@ impl Lifecycle<CacheKey, Cached> for Evicted {
 pub(crate) const ENTRY_BYTES: u64 = 144;
 /// Of the capacity, what the policy keeps for entries that were used again while they were cached, or soon after.
 const HOT_PART: f64 = 0.8;
+/// There is room for as much again as all blocks where the tables are at most such a part of the capacity: two thirds of it are then
+/// in use, and rounding has the rest.
+const BESIDE_BLOCKS_PART: u64 = 3;
 /// What most blocks take, for who has to know how many a cache may hold.
 pub(crate) const TYPICAL_BLOCK_BYTES: u64 = 4096;
 /// What is evicted at once when there is no room: such a part of the capacity, and no more than takes a moment.
@@ -417,18 +420,16 @@ impl TableCache {
         table_bytes + table_bytes / 7 <= reachable_bytes
     }
 
-    /// Whether there is room for the records of all open tables beside their blocks. Then gets leave both:
-    /// a record is found faster than its place in a block.
-    pub(crate) fn holds_all_twice(&self) -> bool {
+    /// Whether there is room for as much again beside their blocks: for indexes of any length, as blocks of short entries have, or for records.
+    pub(crate) fn has_room_beside_blocks(&self) -> bool {
         let table_bytes = self.open_table_bytes.load(Ordering::Relaxed);
-        // Entries of short records are longer than the records.
-        table_bytes * 3 <= self.reachable_bytes()
+        table_bytes.saturating_mul(BESIDE_BLOCKS_PART) <= self.reachable_bytes()
     }
 
-    /// Whether gets leave blocks and no records: a look for a record would be in vain.
-    #[inline]
-    pub(crate) fn keeps_only_blocks(&self) -> bool {
-        self.holds_all_tables() && !self.holds_all_twice()
+    /// Whether what a flush takes out of the buffer, and gets have found there, becomes records of the cache: until its block is read. Not where
+    /// blocks of all tables would have to make room for that.
+    pub(crate) fn takes_flushed_records(&self) -> bool {
+        !self.holds_all_tables() || self.has_room_beside_blocks()
     }
 
     /// Whether gets leave records where the cache cannot hold all tables. If not, they leave blocks there, too.
@@ -875,13 +876,13 @@ mod tests {
         let cache = TableCache::new(10 << 20);
         cache.table_opened(8 << 20);
         assert!(cache.holds_all_tables());
-        assert!(!cache.holds_all_twice());
+        assert!(!cache.has_room_beside_blocks());
         cache.table_opened(8 << 20);
         assert!(!cache.holds_all_tables());
         cache.table_closed(8 << 20);
         assert!(cache.holds_all_tables());
         cache.table_closed(5 << 20);
-        assert!(cache.holds_all_twice());
+        assert!(cache.has_room_beside_blocks());
         // It will be larger when it is full.
         cache.table_opened(8 << 20);
         assert!(!cache.holds_all_tables());

@@ -32,10 +32,30 @@ use lightkv_memory::{SharedBytes, UNIT_BYTES, prefetch, prefetch_for_copy, prefe
 
 const HEAD_BYTES: usize = 16;
 const ENTRY_BYTES: usize = 6;
-/// An index is at most such a part of its payload: what `TableCache::holds_all_tables` leaves room for.
+/// An index is at most such a part of its payload where room is short: what `TableCache::holds_all_tables` leaves room for.
 const PAYLOAD_PART: usize = 12;
+
+/// How long an index may be. A block whose index would be longer has none, and is searched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LongestIndex {
+    /// [`PAYLOAD_PART`].
+    PartOfPayload,
+    /// As long as the payload, where `TableCache::has_room_beside_blocks` says that there is room.
+    AsPayload,
+}
+
+impl LongestIndex {
+    fn bytes(self, payload_len: usize) -> usize {
+        match self {
+            Self::PartOfPayload => payload_len / PAYLOAD_PART,
+            Self::AsPayload => payload_len,
+        }
+    }
+}
 /// What of an index is asked for at once: that of a block of 4 KiB with records of 200 bytes.
 const INDEX_AHEAD_BYTES: usize = 128;
+/// The same where there are more entries than hints: that of a block of 4 KiB with 90 records of 30 bytes.
+const LONG_INDEX_AHEAD_BYTES: usize = 704;
 /// What of a record is asked for as soon as its place is known; the rest when its length is.
 const RECORD_AHEAD_BYTES: usize = 256;
 
@@ -81,10 +101,11 @@ fn hint_tag(tag: u16) -> u8 {
 }
 
 impl Hints {
-    /// The first of these lines.
+    /// Not for a block without an index, or with too many entries.
     #[inline]
-    pub(crate) fn line_of(&self, hash: u64) -> Option<usize> {
-        self.lines_of(hash).next()
+    fn are_there(&self) -> bool {
+        // One entry begins behind the first line, unless it is alone and short.
+        self.lines[0] != 0
     }
 
     /// The lines of the entries whose keys may have this hash; now and then of others.
@@ -112,7 +133,12 @@ impl Hints {
 /// Asks for what [`find`] will look at, as far as the hints tell: all of it at once. Reads nothing of the block.
 #[inline]
 pub(crate) fn fetch(bytes: &SharedBytes, hints: &Hints, hash: u64) {
-    bytes.prefetch_lines(0, INDEX_AHEAD_BYTES / UNIT_BYTES + 1);
+    let index_bytes = if hints.are_there() {
+        INDEX_AHEAD_BYTES
+    } else {
+        LONG_INDEX_AHEAD_BYTES
+    };
+    bytes.prefetch_lines(0, index_bytes / UNIT_BYTES + 1);
     for line in hints.lines_of(hash) {
         // Line 0 has the head of the index and no entry.
         if line != 0 {
@@ -136,8 +162,12 @@ fn tag_of(hash: u64) -> u16 {
 }
 
 /// The index of a payload, which has no entries if it would be too long. `hash` is that of keys.
-pub(crate) fn build(payload: Payload<'_>, hash: impl Fn(&[u8]) -> u64) -> Result<Vec<u8>, Damage> {
-    let index = entries(payload, hash)?;
+pub(crate) fn build(
+    payload: Payload<'_>,
+    hash: impl Fn(&[u8]) -> u64,
+    longest: LongestIndex,
+) -> Result<Vec<u8>, Damage> {
+    let index = entries(payload, hash, longest)?;
     Ok(index.unwrap_or_else(|| head(payload, 0, 0)))
 }
 
@@ -151,10 +181,14 @@ fn head(payload: Payload<'_>, count: usize, common_len: usize) -> Vec<u8> {
 }
 
 /// The index, if no part of it would be too long.
-fn entries(payload: Payload<'_>, hash: impl Fn(&[u8]) -> u64) -> Result<Option<Vec<u8>>, Damage> {
+fn entries(
+    payload: Payload<'_>,
+    hash: impl Fn(&[u8]) -> u64,
+    longest: LongestIndex,
+) -> Result<Option<Vec<u8>>, Damage> {
     let end = payload.entries_end();
     let (bytes, _) = payload.parts();
-    let index_bytes_max = bytes.len() / PAYLOAD_PART;
+    let index_bytes_max = longest.bytes(bytes.len());
     if end > usize::from(u16::MAX) {
         return Ok(None);
     }
@@ -206,10 +240,15 @@ fn entries(payload: Payload<'_>, hash: impl Fn(&[u8]) -> u64) -> Result<Option<V
     Ok((index.len() <= index_bytes_max).then_some(index))
 }
 
-/// The newest version of `key` in an indexed block, unless that is above `max_sequence`. `None` also where only a
-/// search can tell.
+/// The newest version of `key` in an indexed block, unless that is above `max_sequence`, and where in `bytes` it begins if there is an
+/// index. `None` also where only a search can tell.
 #[inline]
-pub(crate) fn find(bytes: &[u8], key: &[u8], hash: u64, max_sequence: u64) -> Option<Found> {
+pub(crate) fn find(
+    bytes: &[u8],
+    key: &[u8],
+    hash: u64,
+    max_sequence: u64,
+) -> Option<(Found, Option<usize>)> {
     let count = usize::from(read_u16(bytes, 12)?);
     let common_len = usize::from(read_u16(bytes, 14)?);
     let offsets_at = HEAD_BYTES + count * 2;
@@ -218,10 +257,12 @@ pub(crate) fn find(bytes: &[u8], key: &[u8], hash: u64, max_sequence: u64) -> Op
     let middles_at = common_at + common_len;
     let middle_end = |index: usize| Some(usize::from(read_u16(bytes, middle_ends_at + index * 2)?));
     let Some(last) = count.checked_sub(1) else {
-        return search(&bytes[HEAD_BYTES..], key, max_sequence);
+        let found = search(&bytes[HEAD_BYTES..], key, max_sequence)?;
+        return Some((found, None));
     };
     let (tags, _) = bytes.get(HEAD_BYTES..offsets_at)?.as_chunks::<2>();
-    let payload = bytes.get(middles_at + middle_end(last)?..)?;
+    let payload_at = middles_at + middle_end(last)?;
+    let payload = bytes.get(payload_at..)?;
     let wanted = tag_of(hash).to_le_bytes();
     for (index, _) in tags.iter().enumerate().filter(|(_, tag)| **tag == wanted) {
         let at = usize::from(read_u16(bytes, offsets_at + index * 2)?);
@@ -243,10 +284,13 @@ pub(crate) fn find(bytes: &[u8], key: &[u8], hash: u64, max_sequence: u64) -> Op
             .and_then(|rest| rest.strip_prefix(middle))
             .is_some_and(|rest| *rest == payload[entry.suffix]);
         if is_key {
-            return (entry.sequence <= max_sequence).then(|| Found {
-                sequence: entry.sequence,
-                kind: entry.kind,
-                value: payload[entry.value].into(),
+            return (entry.sequence <= max_sequence).then(|| {
+                let found = Found {
+                    sequence: entry.sequence,
+                    kind: entry.kind,
+                    value: payload[entry.value].into(),
+                };
+                (found, Some(payload_at + at))
             });
         }
     }
@@ -286,7 +330,11 @@ mod tests {
     type Entry = (Vec<u8>, u64, Vec<u8>);
 
     /// A payload of these entries, behind its index, and how many of them the index has.
-    fn indexed(entries: &[Entry], hash: impl Fn(&[u8]) -> u64) -> (Vec<u8>, u16) {
+    fn indexed(
+        entries: &[Entry],
+        hash: impl Fn(&[u8]) -> u64,
+        longest: LongestIndex,
+    ) -> (Vec<u8>, u16) {
         let (mut payload, mut builder) = (Vec::new(), BlockBuilder::new(8));
         let mut before: &[u8] = &[];
         for (key, sequence, value) in entries {
@@ -302,8 +350,8 @@ mod tests {
         }
         builder.finish(&mut payload);
         let layout = PayloadLayout::parse(&payload).unwrap();
-        let mut bytes = build(Payload::new(&payload, layout), hash).unwrap();
-        assert!(bytes.len() <= HEAD_BYTES.max(payload.len() / PAYLOAD_PART));
+        let mut bytes = build(Payload::new(&payload, layout), hash, longest).unwrap();
+        assert!(bytes.len() <= HEAD_BYTES.max(longest.bytes(payload.len())));
         let count = read_u16(&bytes, 12).unwrap();
         bytes.extend_from_slice(&payload);
         (bytes, count)
@@ -315,12 +363,33 @@ mod tests {
 
     /// Every entry is found by its key and number, and nothing by a key or a number that is not there.
     fn check(entries: &[Entry], hash: impl Fn(&[u8]) -> u64, has_index: bool) {
-        let (bytes, count) = indexed(entries, &hash);
+        check_index(entries, &hash, LongestIndex::PartOfPayload, has_index);
+        check_index(entries, &hash, LongestIndex::AsPayload, true);
+    }
+
+    fn check_index(
+        entries: &[Entry],
+        hash: impl Fn(&[u8]) -> u64,
+        longest: LongestIndex,
+        has_index: bool,
+    ) {
+        let (bytes, count) = indexed(entries, &hash, longest);
         assert_eq!(
             usize::from(count),
             if has_index { entries.len() } else { 0 }
         );
-        let found = |key: &[u8], sequence| find(&bytes, key, hash(key), sequence);
+        let found = |key: &[u8], sequence| {
+            let (found, place) = find(&bytes, key, hash(key), sequence)?;
+            assert_eq!(place.is_some(), has_index);
+            // There its value stands, behind what is left of the key.
+            let place = place.unwrap_or(0);
+            let is_there = bytes[place..]
+                .windows(found.value.len())
+                .take(64 + key.len())
+                .any(|part| *part == *found.value);
+            assert!(is_there || !has_index);
+            Some(found)
+        };
         for (key, sequence, value) in entries {
             let newest = entries.iter().find(|entry| entry.0 == *key).unwrap();
             let now = found(key, u64::MAX).unwrap();
@@ -394,7 +463,7 @@ mod tests {
         for (count, has_hints) in [(1_u64, true), (20, true), (24, true), (25, false)] {
             let keys = (0..count).map(|at| format!("user{:012}", at * 977));
             let entries = values(keys, 500);
-            let (bytes, indexed) = indexed(&entries, hash);
+            let (bytes, indexed) = indexed(&entries, hash, LongestIndex::PartOfPayload);
             assert_eq!(u64::from(indexed), count);
             let block = arena.store(&[&bytes], |_| true).unwrap();
             let hints = hints(&block);
@@ -416,7 +485,8 @@ mod tests {
             assert!(none.count() < 3);
         }
         let keys = (0..200).map(|at| format!("{at:08}"));
-        let block = arena.store(&[&indexed(&values(keys, 5), hash).0], |_| true);
+        let (bytes, _) = indexed(&values(keys, 5), hash, LongestIndex::PartOfPayload);
+        let block = arena.store(&[&bytes], |_| true);
         assert_eq!(hints(&block.unwrap()), Hints::default());
     }
 
@@ -427,12 +497,13 @@ mod tests {
             hash,
             false,
         );
-        check(
-            &values((0..20).map(|at| format!("{at:08}")), 5000),
-            hash,
-            false,
-        );
+        // Offsets have 16 bits, and middles may be longer than the payload.
+        let long_values = values((0..20).map(|at| format!("{at:08}")), 5000);
         let long = |at| format!("{}{at:03}", if at < 10 { "a" } else { "b" }.repeat(500));
-        check(&values((0..20).map(long), 50), hash, false);
+        let long_middles = values((0..20).map(long), 50);
+        for longest in [LongestIndex::PartOfPayload, LongestIndex::AsPayload] {
+            check_index(&long_values, hash, longest, false);
+            check_index(&long_middles, hash, longest, false);
+        }
     }
 }

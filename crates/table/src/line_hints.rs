@@ -11,18 +11,19 @@
 //! take it from each other, and a hint to memory that is gone costs as much as a wrong one. Lines are fetched, never read.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use lightkv_memory::{ZeroedSlice, prefetch_of};
+use lightkv_memory::{SharedBytes, ZeroedSlice, prefetch_of};
 
 /// The hints are such a part of what the cache may have: one for 512 bytes of blocks.
 const CACHE_PART: u64 = 64;
 /// And no more than this, whatever the cache may have: they are one allocation.
 const HINTS_BYTES_MAX: u64 = 64 << 20;
+const HINT_BYTES: usize = size_of::<AtomicU64>();
 const TAG_BITS: u32 = 14;
 const DISTANCE_BITS: u32 = 8;
 
-/// Lines of memory, by number.
+/// Lines of memory, by number. More of them than a hint can tell lie between the two of a long block: then something else is fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lines {
     /// The first one of the block.
@@ -31,37 +32,92 @@ pub(crate) struct Lines {
     pub(crate) record: u64,
 }
 
+impl Lines {
+    /// Those of what stands at a place of a block.
+    #[inline]
+    pub(crate) fn of(block: &SharedBytes, place: usize) -> Self {
+        let first = block.first_line();
+        Self {
+            block: first,
+            record: first + block.line_of(place) as u64,
+        }
+    }
+}
+
 /// Memory of the hints beside a cache of so many bytes.
 pub(crate) fn line_hints_bytes(cache_bytes: u64) -> u64 {
     let bytes = (cache_bytes / CACHE_PART).min(HINTS_BYTES_MAX);
-    bytes - bytes % size_of::<AtomicU64>() as u64
+    bytes - bytes % HINT_BYTES as u64
 }
 
 /// The hints of all tables of a store.
 #[derive(Debug)]
 pub(crate) struct LineHints {
-    /// How many there will be.
-    count: usize,
-    /// Made by the first get that caches a block.
+    /// How many there may be.
+    count_max: usize,
+    /// Memory for that many. Made when gets have cached a block that hints could lead to.
     hints: OnceLock<ZeroedSlice<AtomicU64>>,
+    /// How many of them are in use, which all hashes share: enough for the tables. The fewer, the more of them are in the processor's caches.
+    count: AtomicUsize,
+    /// Whether gets would use them.
+    are_wanted: AtomicBool,
+    /// In open tables.
+    entries: AtomicU64,
 }
 
 impl LineHints {
     /// Those beside a cache of so many bytes.
     pub(crate) fn new(cache_bytes: u64) -> Self {
         Self {
-            count: line_hints_bytes(cache_bytes) as usize / size_of::<AtomicU64>(),
+            count_max: line_hints_bytes(cache_bytes) as usize / HINT_BYTES,
             hints: OnceLock::new(),
+            count: AtomicUsize::new(0),
+            are_wanted: AtomicBool::new(false),
+            entries: AtomicU64::new(0),
         }
     }
 
-    /// Makes them, if they are not there; `made` is called with their bytes by who did.
-    pub(crate) fn make(&self, made: impl FnOnce(u64)) {
-        self.hints.get_or_init(|| {
-            let hints = ZeroedSlice::new(self.count);
-            made(size_of_val(&*hints) as u64);
+    // Relaxed, here and below: who sees an old number of entries or hints has too few of them, or wrong ones, for a while.
+
+    pub(crate) fn table_opened(&self, entries: u64) {
+        self.entries.fetch_add(entries, Ordering::Relaxed);
+    }
+
+    pub(crate) fn table_closed(&self, entries: u64) {
+        self.entries.fetch_sub(entries, Ordering::Relaxed);
+    }
+
+    /// A get has cached a block to which hints can lead.
+    #[inline]
+    pub(crate) fn want(&self) {
+        if !self.are_wanted.load(Ordering::Relaxed) {
+            self.are_wanted.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes more of them into use if there are too few for the open tables; `made` is called with the bytes that they take more. Those that were
+    /// noted are lost then. For a background thread: provides their memory, which takes the kernel up to 8 ms for each large page.
+    pub(crate) fn grow(&self, made: impl FnOnce(u64)) {
+        if !self.are_wanted.load(Ordering::Relaxed) {
+            return;
+        }
+        // Between one and a half and three times as many as there are entries: of two keys with one place only the last one has a hint.
+        let entries = self.entries.load(Ordering::Relaxed) as usize;
+        let wanted = (entries + entries / 2)
+            .next_power_of_two()
+            .min(self.count_max);
+        let count = self.count.load(Ordering::Relaxed);
+        if wanted <= count {
+            return;
+        }
+        let hints = self.hints.get_or_init(|| {
+            let hints = ZeroedSlice::new(self.count_max);
+            hints.prefer_large_pages();
             hints
         });
+        made(((wanted - count) * HINT_BYTES) as u64);
+        hints.fault_in_by_turns(count..wanted);
+        self.count.store(wanted, Ordering::Relaxed);
     }
 
     /// Asks for the hint of a key with this hash.
@@ -98,9 +154,11 @@ impl LineHints {
 
     #[inline]
     fn place(&self, hash: u64) -> Option<&AtomicU64> {
-        let hints = self.hints.get()?;
-        // The high half of the hash as a fraction of the count.
-        hints.get((((hash >> 32) * hints.len() as u64) >> 32) as usize)
+        let count = self.count.load(Ordering::Relaxed) as u64;
+        // The high half of the hash as a fraction of the count. Without any, or before the memory is seen, there is no such place.
+        self.hints
+            .get()?
+            .get((((hash >> 32) * count) >> 32) as usize)
     }
 }
 
@@ -120,17 +178,20 @@ mod tests {
 
     #[test]
     fn what_was_noted_is_hinted_until_something_takes_its_place() {
-        let hints = LineHints::new(512 * 1000);
+        let hints = LineHints::new(512 * 4096);
         let lines = Lines {
             block: (1 << 41) + 77,
             record: (1 << 41) + 77 + 255,
         };
+        hints.table_opened(1000);
         hints.note(HASH, lines);
+        hints.grow(|_| panic!("nobody wants them"));
         assert_eq!(hints.lines(HASH), None, "there are none yet");
+        hints.want();
         let mut bytes = 0;
-        hints.make(|made| bytes += made);
-        hints.make(|made| bytes += made);
-        assert_eq!(bytes, 8 * 1000, "made once");
+        hints.grow(|more| bytes += more);
+        hints.grow(|more| bytes += more);
+        assert_eq!(bytes, 8 * 2048);
         assert_eq!(hints.lines(HASH), None);
         hints.note(HASH, lines);
         hints.fetch(HASH);
@@ -146,15 +207,42 @@ mod tests {
     }
 
     #[test]
+    fn there_are_enough_for_the_tables_and_no_more_than_the_cache_allows() {
+        let hints = LineHints::new(512 * 5000);
+        hints.want();
+        let mut bytes = 0;
+        for (entries, expected) in [(0, 1), (2, 4), (9, 16), (2000, 4096), (9000, 5000)] {
+            hints.table_opened(entries);
+            hints.grow(|more| bytes += more);
+            assert_eq!(bytes, 8 * expected);
+            hints.table_closed(entries);
+            hints.grow(|_| panic!("there were more once"));
+        }
+        let lines = |number| Lines {
+            block: number,
+            record: number,
+        };
+        let hash = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (0..3000).for_each(|number| hints.note(hash(number), lines(number)));
+        let right = (0..3000).filter(|&number| hints.lines(hash(number)) == Some(lines(number)));
+        assert!(right.count() > 2000);
+    }
+
+    #[test]
     fn a_cache_without_bounds_has_bounded_hints() {
         assert_eq!(line_hints_bytes(u64::MAX), HINTS_BYTES_MAX);
-        assert_eq!(LineHints::new(u64::MAX).count as u64 * 8, HINTS_BYTES_MAX);
+        assert_eq!(
+            LineHints::new(u64::MAX).count_max as u64 * 8,
+            HINTS_BYTES_MAX
+        );
     }
 
     #[test]
     fn without_a_cache_there_are_none() {
         let hints = LineHints::new(0);
-        hints.make(|bytes| assert_eq!(bytes, 0));
+        hints.want();
+        hints.table_opened(1000);
+        hints.grow(|bytes| assert_eq!(bytes, 0));
         for hash in [0, 1 << 63, u64::MAX] {
             let lines = Lines {
                 block: 1,

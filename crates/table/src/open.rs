@@ -222,6 +222,7 @@ impl Opening {
         });
         drop(tail);
         self.shared.cache.table_opened(self.file_len);
+        self.shared.line_hints.table_opened(ends.properties.entries);
         let intact = found.is_some();
         let (leaf, leaf_source) = found.unwrap_or_else(|| {
             let identity = LeafIdentity {

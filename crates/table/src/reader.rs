@@ -10,11 +10,12 @@ use crate::block_cursor::BlockCursor;
 use crate::block_offsets::BlockOffsets;
 use crate::block_slots::BlockSlots;
 use crate::cache::BlockKey;
-use crate::entry_index;
+use crate::entry_index::{self, LongestIndex};
 use crate::error::{Damage, Result, TableError};
 use crate::file_handles::HandleSlot;
 use crate::iterator::{IteratorOptions, TableIterator};
 use crate::leaf::{Leaf, LeafBytes, Probe};
+use crate::line_hints::Lines;
 use crate::open::TableFile;
 use crate::read_together::BlocksAhead;
 use crate::shared::TableShared;
@@ -86,8 +87,8 @@ impl InBlock {
 enum LeaveRecord {
     /// The block is enough.
     No,
-    /// The block is not there, or there is room for both.
-    Beside,
+    /// The block is not there.
+    Alone,
     /// The block is there and is not worth its room.
     InsteadOf { block: BlockKey, block_bytes: usize },
 }
@@ -229,7 +230,7 @@ impl TableReader {
         max_sequence: u64,
     ) -> Option<Found> {
         let cache = &self.shared.cache;
-        if cache.keeps_only_blocks() {
+        if cache.holds_all_tables() {
             self.get_in_cached_block(probe, key, hash, max_sequence)
         } else {
             let found = cache.record(self.table_id, hash, key, max_sequence)?;
@@ -278,7 +279,7 @@ impl TableReader {
                 Some(found)
             }
             InSlot::Nothing { is_empty } => {
-                self.search_cached_block(block, key, hash, max_sequence, is_empty)
+                self.get_without_slot(block, key, hash, max_sequence, is_empty)
             }
         }
     }
@@ -296,9 +297,9 @@ impl TableReader {
             return InSlot::Nothing { is_empty: true };
         };
         match entry_index::find(bytes, key, hash, max_sequence) {
-            Some(found) => {
-                if let Some(lines) = slot.lines(hash) {
-                    self.shared.line_hints.note(hash, lines);
+            Some((found, place)) => {
+                if let Some(place) = place {
+                    self.shared.line_hints.note(hash, Lines::of(bytes, place));
                 }
                 InSlot::Found(found)
             }
@@ -307,7 +308,7 @@ impl TableReader {
     }
 
     #[inline(never)]
-    fn search_cached_block(
+    fn get_without_slot(
         &self,
         block: u32,
         key: &[u8],
@@ -315,8 +316,14 @@ impl TableReader {
         max_sequence: u64,
         is_slot_empty: bool,
     ) -> Option<Found> {
-        let (offset, _) = self.block_place(block).ok()?;
         let cache = &self.shared.cache;
+        // Until the block is read, what the flush of the table has left.
+        if cache.has_records()
+            && let Some(found) = cache.record(self.table_id, hash, key, max_sequence)
+        {
+            return Some(found);
+        }
+        let (offset, _) = self.block_place(block).ok()?;
         let cached = cache.block((self.table_id, offset))?;
         match InBlock::find(cached.payload(), key, max_sequence) {
             Ok(InBlock::Found(found)) => {
@@ -338,12 +345,17 @@ impl TableReader {
         payload: Payload<'_>,
     ) -> Result<Option<Arc<Block>>, Damage> {
         let hash = |key: &[u8]| (self.hash)(self.options.hash_seed, key);
-        let index = entry_index::build(payload, hash)?;
         let cache = &self.shared.cache;
+        let longest = if cache.has_room_beside_blocks() {
+            LongestIndex::AsPayload
+        } else {
+            LongestIndex::PartOfPayload
+        };
+        let index = entry_index::build(payload, hash, longest)?;
         let slots = self.slots.get_or_init(|| {
             let slots = BlockSlots::new(self.offsets.blocks());
             cache.slots_made(slots.memory_bytes());
-            self.shared.line_hints.make(|bytes| cache.slots_made(bytes));
+            self.shared.line_hints.want();
             slots
         });
         let place = (self.table_id, offset);
@@ -472,8 +484,6 @@ impl TableReader {
                     block: place,
                     block_bytes: len,
                 }
-            } else if cache.holds_all_twice() {
-                LeaveRecord::Beside
             } else {
                 LeaveRecord::No
             };
@@ -494,7 +504,7 @@ impl TableReader {
             let layout = PayloadLayout::parse(opened.payload())?;
             find(Payload::new(opened.payload(), layout))
         })?;
-        Ok((found, LeaveRecord::Beside))
+        Ok((found, LeaveRecord::Alone))
     }
 
     /// An iterator over the table, not yet placed.
@@ -826,7 +836,7 @@ impl TableReader {
         let layout = PayloadLayout::parse(opened.payload())?;
         let payload = Payload::new(opened.payload(), layout);
         let cache = &self.shared.cache;
-        let kept = if cache.keeps_only_blocks() {
+        let kept = if cache.holds_all_tables() {
             // So that others find their entries at once.
             self.keep_indexed(block, offset, payload)?
         } else {
@@ -907,6 +917,7 @@ impl Drop for TableReader {
     fn drop(&mut self) {
         self.shared.handles.release(&self.handle);
         self.shared.cache.table_closed(self.footer.file_len);
+        self.shared.line_hints.table_closed(self.properties.entries);
         if let Some(slots) = self.slots.get() {
             self.shared.cache.slots_gone(slots.memory_bytes());
         }

@@ -197,8 +197,9 @@ impl TableShared {
     }
 
     /// Has some memory ready that the cache will soon take from the system, which may take milliseconds: a get that stores what it has read would wait
-    /// for it. Tells whether more is wanted. To be called every tenth of a second or more often, by a background thread that nobody waits for.
+    /// for it. So would one that notes where it found a record. Tells whether more is wanted. To be called every tenth of a second or more often, by a background thread that nobody waits for.
     pub fn make_cache_ready(&self) -> bool {
+        self.line_hints.grow(|bytes| self.cache.slots_made(bytes));
         self.cache.make_ready()
     }
 

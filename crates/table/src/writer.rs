@@ -388,10 +388,10 @@ impl TableWriter {
     }
 
     /// Puts the entry just added into the cache, as a get would that found it in the finished table. It must be the first of its key.
-    /// Without effect in a writer without a [`TableShared`], and where gets leave no records.
+    /// Without effect in a writer without a [`TableShared`], and where the cache has just room for all blocks.
     pub fn cache_last(&self, kind: EntryKind, value: &[u8]) {
         if let (Some(shared), Some(&hash)) = (&self.shared, self.hashes.last())
-            && !shared.cache.keeps_only_blocks()
+            && shared.cache.takes_flushed_records()
         {
             let record = (self.last_sequence, kind, value);
             shared

@@ -194,8 +194,8 @@ fn random_tables_of_every_shape() {
                     compression,
                     ..options()
                 };
-                // With a cache for blocks and records, with one that is always full, without, and with one in which gets
-                // leave blocks alone, as it holds all of them, but not twice.
+                // With a cache that holds all blocks with indexes of any length, with one that is always full, without, and with one that
+                // holds them with short indexes.
                 let shared = |file_len_bytes| {
                     let cache_bytes = [8 << 20, 20_000, 0, 2 * file_len_bytes][seed as usize % 4];
                     Arc::new(TableShared::new(cache_bytes, 2))

@@ -79,12 +79,18 @@ fn look_in_tables(
     sequence_max: u64,
 ) -> Result<InTables> {
     let mut candidates = Candidates::default();
-    context.shared.expect_record(hash);
+    let mut is_newest = true;
     for listed in tables.covering(key) {
         if !listed.table.is_open() {
             context.open_for_reader(tables.covering(key).map(|listed| &*listed.table));
         }
         let reader = listed.table.reader()?;
+        if is_newest {
+            // In this order: the hint has to be there for the second.
+            reader.expect_probe(hash);
+            context.shared.expect_record(hash);
+            is_newest = false;
+        }
         if let Some(probe) = reader.probe(hash, sequence_max) {
             if candidates.first.is_some() {
                 candidates.more.push((listed.table.clone(), probe));
