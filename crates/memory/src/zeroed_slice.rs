@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use parking_lot::Mutex;
 
+use crate::fault_in;
 use crate::mapping::{Mapping, PAGE_BYTES};
-use crate::{fault_in, fault_in_by_turns};
 
 /// From this length on a slice has a mapping of its own.
 const MAPPED_BYTES_MIN: usize = 64 << 10;
@@ -122,12 +122,12 @@ impl<T: Zeroable> ZeroedSlice<T> {
         }
     }
 
-    /// The same of a part, by a thread that nobody waits for; others may use the slice meanwhile.
-    pub fn fault_in_by_turns(&self, part: Range<usize>) {
+    /// The same of a part. Others may use the slice meanwhile.
+    pub fn fault_in_part(&self, part: Range<usize>) {
         let part = &self[part];
         if let Memory::Mapped(_) = &self.memory {
             // SAFETY: a part of the mapping, which is readable and writable and stays as long as `self`. No byte changes.
-            unsafe { fault_in_by_turns(part.as_ptr().cast_mut().cast(), size_of_val(part)) };
+            unsafe { fault_in(part.as_ptr().cast_mut().cast(), size_of_val(part)) };
         }
     }
 

@@ -14,12 +14,15 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use lightkv_memory::{SharedBytes, ZeroedSlice, prefetch_of};
+use parking_lot::Mutex;
 
 /// The hints are such a part of what the cache may have: one for 512 bytes of blocks.
 const CACHE_PART: u64 = 64;
 /// And no more than this, whatever the cache may have: they are one allocation.
 const HINTS_BYTES_MAX: u64 = 64 << 20;
 const HINT_BYTES: usize = size_of::<AtomicU64>();
+/// Memory is provided for so many at once: a large page.
+const STEP_HINTS: usize = (2 << 20) / HINT_BYTES;
 const TAG_BITS: u32 = 14;
 const DISTANCE_BITS: u32 = 8;
 
@@ -59,6 +62,8 @@ pub(crate) struct LineHints {
     hints: OnceLock<ZeroedSlice<AtomicU64>>,
     /// How many of them are in use, which all hashes share: enough for the tables. The fewer, the more of them are in the processor's caches.
     count: AtomicUsize,
+    /// How many have memory: these, or more.
+    provided: Mutex<usize>,
     /// Whether gets would use them.
     are_wanted: AtomicBool,
     /// In open tables.
@@ -72,6 +77,7 @@ impl LineHints {
             count_max: line_hints_bytes(cache_bytes) as usize / HINT_BYTES,
             hints: OnceLock::new(),
             count: AtomicUsize::new(0),
+            provided: Mutex::new(0),
             are_wanted: AtomicBool::new(false),
             entries: AtomicU64::new(0),
         }
@@ -95,29 +101,39 @@ impl LineHints {
         }
     }
 
-    /// Takes more of them into use if there are too few for the open tables; `made` is called with the bytes that they take more. Those that were
-    /// noted are lost then. For a background thread: provides their memory, which takes the kernel up to 8 ms for each large page.
-    pub(crate) fn grow(&self, made: impl FnOnce(u64)) {
+    /// Takes more of them into use if there are too few for the open tables, a step nearer with each call; tells whether more steps are wanted. `made` is
+    /// called with the bytes that are provided. With the last step those that were noted are lost. For a background thread: a step may take the kernel
+    /// 8 ms, a large page.
+    pub(crate) fn grow(&self, made: impl FnOnce(u64)) -> bool {
         if !self.are_wanted.load(Ordering::Relaxed) {
-            return;
+            return false;
         }
         // Between one and a half and three times as many as there are entries: of two keys with one place only the last one has a hint.
         let entries = self.entries.load(Ordering::Relaxed) as usize;
         let wanted = (entries + entries / 2)
             .next_power_of_two()
             .min(self.count_max);
-        let count = self.count.load(Ordering::Relaxed);
-        if wanted <= count {
-            return;
+        // Another thread does it.
+        let Some(mut provided) = self.provided.try_lock() else {
+            return false;
+        };
+        if *provided < wanted {
+            let hints = self.hints.get_or_init(|| {
+                let hints = ZeroedSlice::new(self.count_max);
+                hints.prefer_large_pages();
+                hints
+            });
+            let end = wanted.min(*provided + STEP_HINTS);
+            made(((end - *provided) * HINT_BYTES) as u64);
+            // Not by turns: on a busy machine who offers the processor is away for long, and writers may need the thread soon.
+            hints.fault_in_part(*provided..end);
+            *provided = end;
         }
-        let hints = self.hints.get_or_init(|| {
-            let hints = ZeroedSlice::new(self.count_max);
-            hints.prefer_large_pages();
-            hints
-        });
-        made(((wanted - count) * HINT_BYTES) as u64);
-        hints.fault_in_by_turns(count..wanted);
-        self.count.store(wanted, Ordering::Relaxed);
+        if *provided < wanted {
+            return true;
+        }
+        self.count.fetch_max(wanted, Ordering::Relaxed);
+        false
     }
 
     /// Asks for the hint of a key with this hash.
@@ -185,12 +201,12 @@ mod tests {
         };
         hints.table_opened(1000);
         hints.note(HASH, lines);
-        hints.grow(|_| panic!("nobody wants them"));
+        assert!(!hints.grow(|_| panic!("nobody wants them")));
         assert_eq!(hints.lines(HASH), None, "there are none yet");
         hints.want();
         let mut bytes = 0;
-        hints.grow(|more| bytes += more);
-        hints.grow(|more| bytes += more);
+        assert!(!hints.grow(|more| bytes += more));
+        assert!(!hints.grow(|more| bytes += more));
         assert_eq!(bytes, 8 * 2048);
         assert_eq!(hints.lines(HASH), None);
         hints.note(HASH, lines);
@@ -213,10 +229,10 @@ mod tests {
         let mut bytes = 0;
         for (entries, expected) in [(0, 1), (2, 4), (9, 16), (2000, 4096), (9000, 5000)] {
             hints.table_opened(entries);
-            hints.grow(|more| bytes += more);
+            assert!(!hints.grow(|more| bytes += more));
             assert_eq!(bytes, 8 * expected);
             hints.table_closed(entries);
-            hints.grow(|_| panic!("there were more once"));
+            assert!(!hints.grow(|_| panic!("there were more once")));
         }
         let lines = |number| Lines {
             block: number,
@@ -226,6 +242,25 @@ mod tests {
         (0..3000).for_each(|number| hints.note(hash(number), lines(number)));
         let right = (0..3000).filter(|&number| hints.lines(hash(number)) == Some(lines(number)));
         assert!(right.count() > 2000);
+    }
+
+    #[test]
+    fn many_are_taken_into_use_when_all_have_memory() {
+        let hints = LineHints::new(u64::MAX);
+        hints.want();
+        hints.table_opened(600_000);
+        let lines = Lines {
+            block: 7,
+            record: 8,
+        };
+        let mut steps = Vec::new();
+        while hints.grow(|bytes| steps.push(bytes)) {
+            hints.note(HASH, lines);
+            assert_eq!(hints.count.load(Ordering::Relaxed), 0);
+        }
+        assert_eq!(steps, [2 << 20; 4]);
+        hints.note(HASH, lines);
+        assert_eq!(hints.lines(HASH), Some(lines));
     }
 
     #[test]
@@ -242,7 +277,7 @@ mod tests {
         let hints = LineHints::new(0);
         hints.want();
         hints.table_opened(1000);
-        hints.grow(|bytes| assert_eq!(bytes, 0));
+        assert!(!hints.grow(|bytes| assert_eq!(bytes, 0)));
         for hash in [0, 1 << 63, u64::MAX] {
             let lines = Lines {
                 block: 1,

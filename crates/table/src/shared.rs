@@ -197,10 +197,14 @@ impl TableShared {
     }
 
     /// Has some memory ready that the cache will soon take from the system, which may take milliseconds: a get that stores what it has read would wait
-    /// for it. So would one that notes where it found a record. Tells whether more is wanted. To be called every tenth of a second or more often, by a background thread that nobody waits for.
+    /// for it. Tells whether more is wanted. To be called every tenth of a second or more often, by a background thread that nobody waits for.
     pub fn make_cache_ready(&self) -> bool {
-        self.line_hints.grow(|bytes| self.cache.slots_made(bytes));
         self.cache.make_ready()
+    }
+
+    /// The same for memory in which gets note where they found records: without any they find them a little later. A few milliseconds at most.
+    pub fn make_hints_ready(&self) -> bool {
+        self.line_hints.grow(|bytes| self.cache.slots_made(bytes))
     }
 
     /// Says what the limit of the cache can become as it fills, in bytes: whether gets leave blocks or records goes by that.

@@ -620,7 +620,8 @@ impl Background {
                     store.balance_memory();
                     // A writer may come meanwhile, and memory for what it writes is more urgent.
                     let may_go_on = || !store.buffer.wants_growth();
-                    while may_go_on() && store.tables.shared.make_cache_ready() {}
+                    let shared = &store.tables.shared;
+                    while may_go_on() && (shared.make_cache_ready() || shared.make_hints_ready()) {}
                 });
                 is_balanced = true;
                 continue;
