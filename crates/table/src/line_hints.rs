@@ -110,9 +110,8 @@ impl LineHints {
         }
         // Between one and a half and three times as many as there are entries: of two keys with one place only the last one has a hint.
         let entries = self.entries.load(Ordering::Relaxed) as usize;
-        let wanted = (entries + entries / 2)
-            .next_power_of_two()
-            .min(self.count_max);
+        let wanted = entries.saturating_add(entries / 2).min(self.count_max);
+        let wanted = wanted.next_power_of_two().min(self.count_max);
         // Another thread does it.
         let Some(mut provided) = self.provided.try_lock() else {
             return false;
@@ -234,6 +233,10 @@ mod tests {
             hints.table_closed(entries);
             assert!(!hints.grow(|_| panic!("there were more once")));
         }
+        // Whatever a file says of itself.
+        hints.table_opened(u64::MAX);
+        assert!(!hints.grow(|_| panic!("there are all that there may be")));
+        hints.table_closed(u64::MAX);
         let lines = |number| Lines {
             block: number,
             record: number,
