@@ -116,10 +116,7 @@ impl<T: Zeroable> ZeroedSlice<T> {
     /// Has the kernel provide all of its memory, for who is going to store to most of it. A page that is read before it is stored to, as those of
     /// a hash table are, would be provided twice, and each time all processors be told.
     pub fn fault_in(&mut self) {
-        if let Memory::Mapped(mapping) = &self.memory {
-            // SAFETY: all of the mapping is this slice's, readable and writable.
-            unsafe { fault_in(mapping.start().as_ptr(), mapping.len_bytes()) };
-        }
+        self.fault_in_part(0..self.len);
     }
 
     /// The same of a part. Others may use the slice meanwhile.

@@ -94,11 +94,8 @@ impl LineHints {
     }
 
     /// A get has cached a block to which hints can lead.
-    #[inline]
     pub(crate) fn want(&self) {
-        if !self.are_wanted.load(Ordering::Relaxed) {
-            self.are_wanted.store(true, Ordering::Relaxed);
-        }
+        self.are_wanted.store(true, Ordering::Relaxed);
     }
 
     /// Takes more of them into use if there are too few for the open tables, a step nearer with each call; tells whether more steps are wanted. `made` is
