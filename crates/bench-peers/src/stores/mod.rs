@@ -280,6 +280,14 @@ mod tests {
                 assert_eq!(scan(store, b"a", 10, b"a"), b"a", "{kind:?} {flushed}");
                 assert_eq!(scan(store, b"a", 0, b""), b"", "{kind:?} {flushed}");
             }
+            // Of what was committed: a delete of what was not may never reach the store.
+            store.delete(b"c").unwrap();
+            for flushed in [false, true] {
+                if flushed {
+                    store.flush().unwrap();
+                }
+                assert_eq!(scan(store, b"a", 10, b""), b"ad", "{kind:?} {flushed}");
+            }
             assert!(store.space_bytes() > 0, "{kind:?}");
         }
     }
