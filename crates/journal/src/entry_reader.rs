@@ -117,6 +117,15 @@ impl<'a> EntryReader<'a> {
         self
     }
 
+    /// As [`EntryReader::fetching_ahead`], beside reads that somebody waits for: not far.
+    pub(crate) fn fetching_beside_reads(self, vfs: &'a dyn Vfs) -> Self {
+        let mut reader = self.fetching_ahead(vfs);
+        if let Some(ahead) = &mut reader.ahead {
+            ahead.stay_near();
+        }
+        reader
+    }
+
     /// The file was written to behind what was read: nothing that was fetched of it counts any more.
     pub(crate) fn forget_fetched(&mut self) {
         if let Some(ahead) = &mut self.ahead {

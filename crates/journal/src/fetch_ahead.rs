@@ -16,6 +16,8 @@ use lightkv_vfs::{AlignedBuffer, OpenMode, PendingReads, ReadRequest, Vfs, VfsFi
 const PIECE_BYTES: u64 = 512 << 10;
 /// How far is read ahead: as much as keeps a fast device busy.
 const AHEAD_BYTES: u64 = 4 << 20;
+/// And as much as a read that comes in between may wait for.
+const NEAR_BYTES: u64 = 1 << 20;
 
 /// A file that is read forwards.
 #[derive(Debug)]
@@ -24,6 +26,7 @@ pub(crate) struct FetchAhead<'a> {
     /// Open for this alone.
     file: Arc<dyn VfsFile>,
     end_offset: u64,
+    ahead_bytes: u64,
     /// What was read or is on its way, without a gap.
     pieces: VecDeque<Piece>,
     spare_buffers: Vec<AlignedBuffer>,
@@ -47,6 +50,7 @@ impl<'a> FetchAhead<'a> {
             vfs,
             file,
             end_offset,
+            ahead_bytes: AHEAD_BYTES,
             pieces: VecDeque::new(),
             spare_buffers: Vec::new(),
         })
@@ -93,7 +97,12 @@ impl<'a> FetchAhead<'a> {
 
     /// Lets the device read on while what lies before an offset is used.
     pub(crate) fn advise(&mut self, offset: u64) {
-        self.fetch(offset, offset + AHEAD_BYTES);
+        self.fetch(offset, offset + self.ahead_bytes);
+    }
+
+    /// Reads less far ahead from now on.
+    pub(crate) fn stay_near(&mut self) {
+        self.ahead_bytes = NEAR_BYTES;
     }
 
     /// What was fetched may have changed in the file.

@@ -53,6 +53,7 @@ use lightkv_vfs::{
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::{JournalError, Result, is_want_of_space};
+use crate::file_index::{FileIndex, GrowingIndex, index_path};
 use crate::journal_layout::FileHeader;
 use crate::mapped::MappedFile;
 use crate::position::JournalPosition;
@@ -96,6 +97,15 @@ pub(crate) struct OutgoingRange {
     pub(crate) staged: Option<Arc<StagedFile>>,
     /// Given with the last range of a full file: its staging file is free afterwards.
     pub(crate) ends_staging: Option<MappedFile>,
+    /// Given with the last range of a full file, too: to be written when that is.
+    pub(crate) index: Option<FileIndex>,
+}
+
+/// What is free, and what is due, when a range was written out.
+#[derive(Debug)]
+struct WrittenOut {
+    staging: Option<StagingFile>,
+    index: Option<(PathBuf, FileIndex)>,
 }
 
 /// Exists after a failed sync, until a recovery has read what the medium really holds.
@@ -132,6 +142,7 @@ pub(crate) struct PoolSettings {
 #[derive(Debug)]
 pub(crate) struct FilePool {
     settings: PoolSettings,
+    boot_identity: Option<u128>,
     state: Mutex<PoolState>,
     /// Something to do for the thread.
     work: Condvar,
@@ -167,7 +178,11 @@ struct PoolState {
     to_populate: Option<Arc<dyn Mapping>>,
     /// Parts of files in use that shall go to the medium, oldest first.
     outgoing: VecDeque<OutgoingRange>,
-    /// The oldest of these could not be written. It is tried again when there are more, or somebody needs it.
+    /// Indexes of files that are written out.
+    indexes: VecDeque<(PathBuf, FileIndex)>,
+    /// Memory of one that was written, for one to come.
+    index_memory: Vec<u64>,
+    /// The oldest outgoing range could not be written. It is tried again when there are more, or somebody needs it.
     write_failure: Option<JournalError>,
     /// Staging files that no journal file uses.
     stagings: Vec<StagingFile>,
@@ -186,6 +201,7 @@ enum Task {
     Populate,
     Prepare,
     MakeStaging,
+    WriteIndex,
     WriteOut,
     Delete,
     GiveUpSpares { rest_at: Instant },
@@ -202,6 +218,7 @@ impl FilePool {
         next_number: u64,
     ) -> FilePool {
         FilePool {
+            boot_identity: settings.vfs.boot_identity(),
             settings,
             state: Mutex::new(PoolState {
                 spares,
@@ -214,6 +231,8 @@ impl FilePool {
                 wanted_fill: Fill::Allocate,
                 to_populate: None,
                 outgoing: VecDeque::new(),
+                indexes: VecDeque::new(),
+                index_memory: Vec::new(),
                 write_failure: None,
                 staging_numbers: stagings.iter().map(|staging| staging.number).collect(),
                 stagings,
@@ -608,6 +627,7 @@ impl FilePool {
                 }
                 Task::Prepare => self.prepare_wanted(&mut state),
                 Task::MakeStaging => self.complete_staging(&mut state),
+                Task::WriteIndex => self.write_index(&mut state),
                 // An error is not lost: who needs the staging file or a sync tries, too.
                 Task::WriteOut => self.write_next(&mut state),
                 Task::Delete => self.delete_next(&mut state),
@@ -658,8 +678,10 @@ impl FilePool {
         let device = self.settings.device.as_deref();
         let outcome = parking_lot::MutexGuard::unlocked(state, || range.write(device));
         match outcome {
-            Ok(None) => {}
-            Ok(Some(staging)) => state.stagings.push(staging),
+            Ok(WrittenOut { staging, index }) => {
+                state.stagings.extend(staging);
+                state.indexes.extend(index);
+            }
             Err((range, error)) => {
                 let failure = self.write_out_error(range.file.path(), error);
                 state.write_failure = Some(failure);
@@ -668,6 +690,43 @@ impl FilePool {
         }
         self.note_supply(state);
         self.finished.notify_all();
+    }
+
+    /// Begins the index of an ordinary file.
+    pub(crate) fn begin_index(&self) -> GrowingIndex {
+        GrowingIndex::new(std::mem::take(&mut self.state.lock().index_memory))
+    }
+
+    /// The index of a file that is full, if it gets one.
+    pub(crate) fn finish_index(
+        &self,
+        index: GrowingIndex,
+        generation: u64,
+        end_offset: u64,
+        next_generation: u64,
+    ) -> Option<FileIndex> {
+        index.finish(
+            self.store_identity(),
+            generation,
+            self.boot_identity,
+            end_offset,
+            next_generation,
+        )
+    }
+
+    /// Writes the index of a file that is written out: an open finds it as soon as it is whole. Called with the lock, works without it.
+    fn write_index(&self, state: &mut parking_lot::MutexGuard<'_, PoolState>) {
+        let Some((path, mut index)) = state.indexes.pop_front() else {
+            return;
+        };
+        parking_lot::MutexGuard::unlocked(state, || {
+            index.words.sort_unstable();
+            if index.write(self.vfs(), &path).is_err() {
+                // An open will take longer, and nothing else.
+                let _ = self.settings.vfs.remove_file(&index_path(&path));
+            }
+        });
+        state.index_memory = index.words;
     }
 
     /// Goes on with a file that was removed, or else begins with another. Called with the lock, works without it.
@@ -699,6 +758,7 @@ impl FilePool {
             let path = surplus.path().to_path_buf();
             drop(surplus);
             // As in `delete`.
+            let _ = self.settings.vfs.remove_file(&index_path(&path));
             RemovedFile::new(&*self.settings.vfs, &path).ok()
         })?;
         removed.give_back_some(device?).then_some(removed)
@@ -708,6 +768,7 @@ impl FilePool {
     fn delete(&self, file: JournalFile) {
         let path = file.path().to_path_buf();
         drop(file);
+        let _ = self.settings.vfs.remove_file(&index_path(&path));
         let _ = self.settings.vfs.remove_file(&path);
     }
 
@@ -770,7 +831,7 @@ impl OutgoingRange {
     fn write(
         mut self,
         device: Option<&DeviceTurns>,
-    ) -> std::result::Result<Option<StagingFile>, (OutgoingRange, WriteOutError)> {
+    ) -> std::result::Result<WrittenOut, (OutgoingRange, WriteOutError)> {
         // Past the page cache the device has it when it is written out, otherwise when it is written back.
         let is_direct = self
             .staged
@@ -811,8 +872,14 @@ impl OutgoingRange {
                 return Err((self, error));
             }
         }
+        // INVARIANT. Only now: an index says that its file is whole.
+        let index = self.index.take();
+        let written = WrittenOut {
+            staging: freed,
+            index: index.map(|index| (self.file.path().to_path_buf(), index)),
+        };
         if is_direct {
-            return Ok(freed);
+            return Ok(written);
         }
         let mut at = self.start_offset;
         while let Some(device) = device
@@ -829,7 +896,7 @@ impl OutgoingRange {
         let len_bytes = self.end_offset - at;
         // A hint: whatever is wrong with the medium is told by the sync.
         let _ = self.file.start_writeback(at, len_bytes);
-        Ok(freed)
+        Ok(written)
     }
 }
 
@@ -855,6 +922,8 @@ impl PoolState {
             Task::Prepare
         } else if wants_files && self.staging_numbers.len() < STAGING_FILES_MAX {
             Task::MakeStaging
+        } else if !self.indexes.is_empty() {
+            Task::WriteIndex
         } else if self.write_failure.is_none() && !self.outgoing.is_empty() {
             Task::WriteOut
         } else if may_prepare {
@@ -914,6 +983,11 @@ pub(crate) fn file_number(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("journal-")?.strip_suffix(".log")?;
     let number = digits.parse().ok()?;
     (file_name(number) == name).then_some(number)
+}
+
+/// The number of the journal file whose index has that name.
+pub(crate) fn index_number(name: &str) -> Option<u64> {
+    file_number(&format!("{}.log", name.strip_suffix(".index")?))
 }
 
 fn write_zeros(file: &Arc<dyn VfsFile>, len_bytes: u64) -> Result<()> {
@@ -985,6 +1059,7 @@ mod tests {
             end_offset: 0,
             staged: None,
             ends_staging: None,
+            index: None,
         });
         pool
     }

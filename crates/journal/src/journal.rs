@@ -28,6 +28,7 @@ use lightkv_vfs::{VfsFile, sleep_briefly};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::{JournalError, Result};
+use crate::file_index::{GrowingIndex, words_max};
 use crate::file_pool::{FilePool, JournalFile, OutgoingRange, PreparedFile};
 use crate::journal_layout::{
     EntryHeader, EntrySeed, FILE_HEADER_LEN_BYTES, FILE_LEN_MAX_BYTES, FileHeader,
@@ -99,6 +100,8 @@ struct ActiveFile {
     file: Arc<dyn VfsFile>,
     /// What entries are stored to: a staging file, or the file itself.
     mapped: MappedFile,
+    /// What will be known of it when it is full.
+    index: GrowingIndex,
     /// `None` if it is the file itself.
     staged: Option<Arc<StagedFile>>,
     seed: EntrySeed,
@@ -209,11 +212,13 @@ impl ActiveFile {
     fn new(
         prepared: PreparedFile,
         mapped: MappedFile,
+        index: GrowingIndex,
         staged: Option<Arc<StagedFile>>,
         store_identity: u64,
     ) -> ActiveFile {
         ActiveFile {
             seed: EntrySeed::new(store_identity, prepared.generation),
+            index,
             file: prepared.file,
             mapped,
             staged,
@@ -244,7 +249,8 @@ impl ActiveFile {
             capacity_bytes: prepared.capacity_bytes,
         };
         let (mapped, staged) = staging.begin(pool.vfs(), &prepared.file, &header);
-        let active = ActiveFile::new(prepared, mapped, Some(staged), pool.store_identity());
+        let index = pool.begin_index();
+        let active = ActiveFile::new(prepared, mapped, index, Some(staged), pool.store_identity());
         Ok((active, is_staging_late || is_file_late))
     }
 
@@ -401,6 +407,13 @@ impl Journal {
             first_sequence,
             synced: self.synced_position(),
         };
+        active.index.note(
+            payload.signatures,
+            offset,
+            first_sequence + u64::from(sequence_count) - 1,
+            header.synced,
+            words_max(active.capacity_bytes),
+        );
         let header = header.encode(active.seed, offset);
         active.mapped.write_entry(offset, &header, payload.parts);
         let position = active.end();
@@ -431,6 +444,7 @@ impl Journal {
                 end_offset: end_page,
                 staged: active.staged.clone(),
                 ends_staging: None,
+                index: None,
             });
             active.written_back_offset = end_page;
         }
@@ -475,7 +489,12 @@ impl Journal {
             let capacity_bytes = needed_bytes.next_multiple_of(page);
             let (prepared, mapped) = self.pool.create_oversize(capacity_bytes)?;
             let identity = self.pool.store_identity();
-            (ActiveFile::new(prepared, mapped, None, identity), false)
+            // It has one entry, and all of it is most of the file.
+            let index = GrowingIndex::given_up();
+            (
+                ActiveFile::new(prepared, mapped, index, None, identity),
+                false,
+            )
         } else {
             ActiveFile::begin(&self.pool)?
         };
@@ -491,6 +510,12 @@ impl Journal {
             end_offset,
             ends_staging: full.staged.is_some().then_some(full.mapped),
             staged: full.staged.clone(),
+            index: self.pool.finish_index(
+                full.index,
+                full.generation,
+                full.end_offset,
+                appender.active.generation,
+            ),
         });
         appender.live.push_back(LiveFile {
             generation: full.generation,
@@ -645,11 +670,12 @@ impl Journal {
         self.pool.free_spares();
     }
 
-    /// Memory of mapped files, in bytes: of all staging files, and of a file that takes entries itself.
+    /// Memory of mapped files, in bytes: of all staging files, and of a file that takes entries itself; and of indexes.
     pub fn resident_bytes(&self) -> u64 {
         let active = &self.appender.lock().active;
         let own_bytes = match active.staged {
-            Some(_) => 0,
+            // Another file's is about to be written.
+            Some(_) => 2 * active.index.resident_bytes(),
             None => active.capacity_bytes,
         };
         own_bytes + STAGING_FILES_MAX as u64 * self.pool.file_bytes()

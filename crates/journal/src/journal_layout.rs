@@ -223,7 +223,8 @@ impl EntryHeader {
     }
 }
 
-fn u32_at(bytes: &[u8], offset: usize) -> u32 {
+/// As [`u64_at`], of four bytes.
+pub(crate) fn u32_at(bytes: &[u8], offset: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[offset..offset + 4]);
     u32::from_le_bytes(word)
@@ -234,6 +235,11 @@ pub(crate) fn u64_at(bytes: &[u8], offset: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[offset..offset + 8]);
     u64::from_le_bytes(word)
+}
+
+/// As [`u64_at`], of sixteen bytes.
+pub(crate) fn u128_at(bytes: &[u8], offset: usize) -> u128 {
+    u128::from(u64_at(bytes, offset)) | u128::from(u64_at(bytes, offset + 8)) << 64
 }
 
 #[cfg(test)]

@@ -37,6 +37,7 @@
 mod entry_reader;
 mod error;
 mod fetch_ahead;
+mod file_index;
 mod file_pool;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -56,4 +57,6 @@ pub use journal_layout::PAYLOAD_LEN_MAX_BYTES;
 pub use options::{JournalOptions, Truncation};
 pub use payload::Payload;
 pub use position::JournalPosition;
-pub use recovery::{FinishedRecovery, Recovered, ReplayBatch, ReplayedEntry};
+pub use recovery::{
+    DeferredEntry, DeferredHistory, FinishedRecovery, Recovered, ReplayBatch, ReplayedEntry,
+};

@@ -9,6 +9,8 @@ pub struct Payload<'a> {
     pub(crate) parts: &'a [&'a [u8]],
     pub(crate) len_bytes: u64,
     pub(crate) crc: u32,
+    /// Of the keys that the entry is about, if that is known.
+    pub(crate) signatures: Option<&'a [u32]>,
 }
 
 impl<'a> Payload<'a> {
@@ -30,7 +32,16 @@ impl<'a> Payload<'a> {
             parts,
             len_bytes: len as u64,
             crc: lightkv_checksum::crc32c_parts(0, parts),
+            signatures: None,
         })
+    }
+
+    /// Says which keys the entry is about, by a hash of each: [`DeferredHistory::positions_of`](crate::DeferredHistory::positions_of) leads
+    /// from a hash to its entries. With one entry in a file that does not say it, an open has to read all of the file.
+    #[inline]
+    pub fn about(mut self, signatures: &'a [u32]) -> Payload<'a> {
+        self.signatures = Some(signatures);
+        self
     }
 }
 

@@ -125,6 +125,11 @@ pub trait Vfs: Debug + Send + Sync + 'static {
     fn available_bytes(&self, path: &Path) -> io::Result<u64>;
     /// Tells how many files will be open at once, so that no later open waits while the system makes room for their descriptors. A hint.
     fn expect_open_files(&self, _count: usize) {}
+    /// What tells this run of the machine from all others: while it stays the same no power was lost, and what was written is there whether
+    /// it was synced or not. `None` if that is not known.
+    fn boot_identity(&self) -> Option<u128> {
+        None
+    }
 }
 
 /// Held as long as the lock is; see [`Vfs::lock`].

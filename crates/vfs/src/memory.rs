@@ -31,6 +31,9 @@ use file::{FileContent, SECTOR_LEN_BYTES};
 use region::Region;
 use tree::{FileNode, Node, OpenNode, Tree};
 
+/// Of all file systems that are no image of another one.
+const FIRST_BOOT: u128 = 1;
+
 /// What [`Vfs::available_bytes`] says without a capacity.
 const AVAILABLE_UNLIMITED_BYTES: u64 = 1 << 40;
 
@@ -74,6 +77,8 @@ struct State {
     sync_duration: Duration,
     offers_direct: bool,
     observer: Option<Observer>,
+    /// The same in images of a kill, another one in those of a power loss.
+    boot_identity: u128,
     /// All files that have a name or a handle: what they use counts against the capacity.
     files: Vec<Weak<FileNode>>,
     locked: HashSet<LockKey>,
@@ -113,6 +118,7 @@ impl MemoryVfs {
             sync_duration: Duration::ZERO,
             offers_direct: false,
             observer: None,
+            boot_identity: FIRST_BOOT,
             files,
             locked: HashSet::new(),
         };
@@ -132,7 +138,10 @@ impl MemoryVfs {
     /// no disk can produce.
     pub fn crash_image(&self, seed: u64) -> MemoryVfs {
         let state = self.shared.state.lock();
-        state.image(crash::crash_image(&state.tree, seed))
+        state.image(
+            crash::crash_image(&state.tree, seed),
+            state.boot_identity + 1,
+        )
     }
 
     /// What a power loss at this moment leaves if each thing fares as `chooser` says; else as
@@ -140,7 +149,7 @@ impl MemoryVfs {
     pub fn crash_image_with(&self, chooser: &mut dyn CrashChooser) -> MemoryVfs {
         let state = self.shared.state.lock();
         let tree = crash::crash_image_with(&state.tree, chooser);
-        state.image(tree)
+        state.image(tree, state.boot_identity + 1)
     }
 
     /// Has a function called before each call that changes or syncs something takes effect. It runs on
@@ -154,7 +163,7 @@ impl MemoryVfs {
     /// faults and no locks. Stores to a mapping must not run at the same time.
     pub fn kill_image(&self) -> MemoryVfs {
         let state = self.shared.state.lock();
-        state.image(crash::kill_image(&state.tree))
+        state.image(crash::kill_image(&state.tree), state.boot_identity)
     }
 
     /// Plans a failure. Faults are independent; if several are due, the first injected decides how
@@ -224,8 +233,9 @@ impl MemoryVfs {
 
 impl State {
     /// A file system of the same kind.
-    fn image(&self, tree: Tree) -> MemoryVfs {
+    fn image(&self, tree: Tree, boot_identity: u128) -> MemoryVfs {
         let image = MemoryVfs::with_tree(tree, self.capacity_bytes);
+        image.shared.state.lock().boot_identity = boot_identity;
         if self.offers_direct {
             image.offer_direct();
         }
@@ -278,6 +288,10 @@ impl State {
 impl Vfs for MemoryVfs {
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>> {
         Ok(Arc::new(self.open_file(path, mode)?))
+    }
+
+    fn boot_identity(&self) -> Option<u128> {
+        Some(self.shared.state.lock().boot_identity)
     }
 
     /// Like any file, but it asks for whole sectors, as a file that is direct does.

@@ -52,6 +52,13 @@ impl Vfs for RealVfs {
         }))
     }
 
+    /// The kernel's random number of this boot, where there is one.
+    fn boot_identity(&self) -> Option<u128> {
+        let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+        let digits = text.trim().replace('-', "");
+        u128::from_str_radix(&digits, 16).ok()
+    }
+
     fn open_direct(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>> {
         let (file, direct) = if mode == OpenMode::Read {
             direct::open_for_reading(path)?

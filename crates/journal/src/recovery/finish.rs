@@ -34,6 +34,7 @@ impl Recovered {
                     end_offset: 0,
                     chain: Vec::new(),
                     synced: JournalPosition::ZERO,
+                    deferred: Vec::new(),
                 })
             }
         };
@@ -55,6 +56,7 @@ impl Recovered {
                 .chain
                 .iter()
                 .all(|&(_, end_offset)| end_offset <= FILE_HEADER_LEN_BYTES as u64);
+        let deferred = self.take_deferred(&replayed.deferred);
         let mut live = Vec::new();
         for &(generation, end_offset) in &replayed.chain {
             if let Some(known) = self.files.remove(&generation) {
@@ -114,9 +116,14 @@ impl Recovered {
                 .remove_file(path)
                 .map_err(|error| JournalError::io(path, "remove the damaged file", error))?;
         }
+        for path in &self.stray_indexes {
+            // Nobody misses it; if it stays, the next recovery tries again.
+            let _ = self.vfs.remove_file(path);
+        }
         Ok(FinishedRecovery {
             journal,
             truncation,
+            deferred,
         })
     }
 

@@ -62,6 +62,13 @@
 //! the same offset of a staging file; it is written to the journal file then, with those that follow it, and history
 //! goes on. See `staged`.
 //!
+//! # What need not be read at once
+//!
+//! A full file whose [index](crate::file_index) was written since the machine was started is whole, and where history goes on behind it is
+//! said there. If the caller allows it ([`Recovered::defer`]) such files are passed over, and it gets them, with their indexes, to
+//! be read when there is time; see `deferred`. All that follows from reading them is known without: where each ends, the last number,
+//! and the synced position.
+//!
 //! # A hole or rot?
 //!
 //! A hole where nobody had synced is normal. A hole in what was durable once is corruption, and
@@ -71,24 +78,27 @@
 //! last such memory cannot be told from an unsynced end; the entries before it are replayed. An entry or a
 //! seal that crosses a truncation is damage in any case.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use lightkv_vfs::{DeviceTurns, OpenMode, Vfs, VfsFile};
 
 use crate::error::{JournalError, Result};
-use crate::file_pool::{SYNC_FAILED_NAME, file_number};
+use crate::file_index::{FileIndex, index_path};
+use crate::file_pool::{SYNC_FAILED_NAME, file_name, file_number, index_number};
 use crate::journal::Journal;
 use crate::journal_layout::{FILE_HEADER_LEN_BYTES, FORMAT_VERSION, FileHeader, HeaderFault};
 use crate::position::JournalPosition;
 use crate::staging::staging_number;
 use crate::{JournalOptions, Truncation};
 
+mod deferred;
 mod finish;
 mod replay;
 mod staged;
 
+pub use deferred::{DeferredEntry, DeferredHistory};
 pub use replay::ReplayBatch;
 
 /// One intact entry, in the order of appending.
@@ -115,6 +125,8 @@ pub struct FinishedRecovery {
     /// had, and in the place of one of the same generation. Truncations of generations before the first live
     /// one can be forgotten.
     pub truncation: Truncation,
+    /// What was not read, if [`Recovered::defer`] has allowed that. None of it may be released before all of it was replayed.
+    pub deferred: Option<DeferredHistory>,
 }
 
 /// An opened journal before it accepts appends.
@@ -138,6 +150,10 @@ pub struct Recovered {
     next_number: u64,
     /// Higher than any generation ever used.
     next_generation: u64,
+    /// What full files are about; those of them that history needs are not read by a replay. See [`Recovered::defer`].
+    indexes: BTreeMap<u64, FileIndex>,
+    /// Indexes whose journal file is gone.
+    stray_indexes: Vec<PathBuf>,
     /// A sync failed since the last recovery: the page cache may show what no disk holds.
     distrusts_cache: bool,
     /// Where history ends and what is live, once replayed.
@@ -168,6 +184,8 @@ struct Replayed {
     chain: Vec<(u64, u64)>,
     /// The highest position before which all was durable, as far as an entry remembers.
     synced: JournalPosition,
+    /// Generations of the chain that were not read.
+    deferred: Vec<u64>,
 }
 
 impl Journal {
@@ -220,6 +238,8 @@ impl Journal {
             damaged: Vec::new(),
             next_number: 0,
             next_generation,
+            indexes: BTreeMap::new(),
+            stray_indexes: Vec::new(),
             distrusts_cache,
             replayed: None,
         };
@@ -235,7 +255,10 @@ impl Recovered {
             .vfs
             .list(&self.directory)
             .map_err(|error| JournalError::io(&self.directory, "list", error))?;
+        let mut numbers = HashSet::new();
+        let mut index_numbers = Vec::new();
         for entry in entries {
+            index_numbers.extend(index_number(&entry.name).filter(|_| !entry.is_directory));
             if let Some(number) = staging_number(&entry.name).filter(|_| !entry.is_directory) {
                 self.find_staging(number, &self.directory.join(&entry.name))?;
                 continue;
@@ -243,6 +266,7 @@ impl Recovered {
             let Some(number) = file_number(&entry.name).filter(|_| !entry.is_directory) else {
                 continue;
             };
+            numbers.insert(number);
             self.next_number = self.next_number.max(number.saturating_add(1));
             let path = self.directory.join(&entry.name);
             match self.open_file(&path)? {
@@ -257,6 +281,12 @@ impl Recovered {
                 Err(reason) => self.damaged.push((path, reason)),
             }
         }
+        let strays = index_numbers
+            .iter()
+            .filter(|number| !numbers.contains(number));
+        self.stray_indexes = strays
+            .map(|&number| index_path(&self.directory.join(file_name(number))))
+            .collect();
         Ok(())
     }
 

@@ -28,8 +28,8 @@ use crate::position::JournalPosition;
 /// Entries that follow each other in one file, with the bytes they borrow from.
 #[derive(Debug, Default)]
 pub struct ReplayBatch {
-    generation: u64,
-    entries: EntryBatch,
+    pub(super) generation: u64,
+    pub(super) entries: EntryBatch,
 }
 
 impl ReplayBatch {
@@ -57,6 +57,8 @@ struct Walk<'a> {
     completed: Option<(u64, u64)>,
     /// The highest synced position that an entry remembers.
     synced: JournalPosition,
+    /// Files of the chain that were passed over.
+    deferred: Vec<u64>,
     /// Where history ends, once that is known.
     end: Option<(u64, u64)>,
 }
@@ -71,6 +73,7 @@ impl<'a> Walk<'a> {
             chain: Vec::new(),
             completed: None,
             synced: JournalPosition::ZERO,
+            deferred: Vec::new(),
             end: None,
         }
     }
@@ -81,6 +84,16 @@ impl<'a> Walk<'a> {
             if self.generation == 0 {
                 // An empty journal: no file.
                 self.leave(0, None);
+                continue;
+            }
+            if self.reader.is_none()
+                && let Some(index) = self.recovered.indexes.get(&self.generation)
+            {
+                // It has to be there, as if it was read.
+                self.recovered.live_file(self.generation)?;
+                self.synced = self.synced.max(index.synced);
+                self.deferred.push(self.generation);
+                self.leave(index.end_offset, Some(index.next_generation));
                 continue;
             }
             let limit = self.recovered.truncations.get(&self.generation);
@@ -479,6 +492,7 @@ impl Walk<'_> {
             end_offset,
             chain: self.chain,
             synced: self.synced,
+            deferred: self.deferred,
         })
     }
 

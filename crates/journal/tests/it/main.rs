@@ -3,6 +3,7 @@
 mod commit;
 mod crash;
 mod damage;
+mod deferred;
 mod faults;
 mod parallel;
 mod real_files;

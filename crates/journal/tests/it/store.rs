@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use lightkv_journal::{
-    Appended, Journal, JournalError, JournalOptions, JournalPosition, ReplayError, Result,
+    Appended, Journal, JournalError, JournalOptions, JournalPosition, Payload, ReplayError, Result,
     Truncation,
 };
 use lightkv_vfs::{DeviceTurns, MemoryVfs, OpenMode, Vfs};
@@ -50,6 +50,11 @@ pub(crate) fn payload(sequence: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     StdRng::seed_from_u64(sequence).fill(bytes.as_mut_slice());
     bytes
+}
+
+/// What the entry of a number is about: several are about the same.
+pub(crate) fn signature(sequence: u64) -> u32 {
+    (sequence % 7) as u32 * 600_000_007
 }
 
 /// A store with nothing but a journal.
@@ -151,7 +156,10 @@ impl Store {
         let sequence = self.next_sequence;
         let bytes = payload(sequence, len);
         let (head, tail) = bytes.split_at(len / 3);
-        let appended = self.journal.append(&[head, tail], 1, || sequence)?;
+        let parts = [head, tail];
+        let signatures = [signature(sequence)];
+        let payload = Payload::new(&parts)?.about(&signatures);
+        let appended = self.journal.append_payload(&payload, 1, || sequence)?;
         assert_eq!(appended.first_sequence, sequence);
         self.entries.insert(sequence, (len, appended));
         self.next_sequence += 1;
@@ -214,7 +222,7 @@ impl Store {
 /// The names of the journal's files, without those of staging.
 pub(crate) fn file_names(vfs: &MemoryVfs) -> Vec<String> {
     let mut names = names(vfs);
-    names.retain(|name| name.starts_with("journal-"));
+    names.retain(|name| name.ends_with(".log"));
     names
 }
 
