@@ -147,6 +147,14 @@ pub const TARGETS: &[Target] = &[
         15
     ),
     target!(
+        lightkv_journal::fuzzing,
+        journal_index,
+        journal_index_seeds,
+        512,
+        SMALL,
+        80
+    ),
+    target!(
         lightkv_pmem::fuzzing,
         pool_header,
         pool_header_seeds,

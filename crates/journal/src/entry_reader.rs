@@ -126,11 +126,9 @@ impl<'a> EntryReader<'a> {
         reader
     }
 
-    /// The file was written to behind what was read: nothing that was fetched of it counts any more.
-    pub(crate) fn forget_fetched(&mut self) {
-        if let Some(ahead) = &mut self.ahead {
-            ahead.forget();
-        }
+    /// The file was written to behind what was read, by way of the page cache: from there on it is read from that.
+    pub(crate) fn read_what_was_written(&mut self) {
+        self.ahead = None;
     }
 
     fn read(&mut self, window: &mut [u8], offset: u64) -> Result<()> {

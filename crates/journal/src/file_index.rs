@@ -1,10 +1,13 @@
 //! The index of a full journal file: which keys its entries are about, so that an open need not read them all.
 //!
-//! The thread of the file pool writes it beside the file when all entries of the file have been written out. It counts only in the run
-//! of the machine in which it was written ([`Vfs::boot_identity`]): as long as that lasts no written byte is lost, synced or not, so an
+//! The thread of the file pool writes it beside the file when all entries of the file have been written out. It counts only as long as the
+//! file system stays mounted ([`Vfs::mount_identity`]): for so long no written byte is lost, synced or not, so an
 //! index says truly that its file is whole, and where history goes on. After a power loss the file itself has to tell.
 //!
-//! An index is a convenience. One that is missing, damaged, of an earlier use of its file, or of another run of the machine has its file
+//! Whoever finds that its file is damaged nevertheless writes that down in it, so that the next open does not take the damage for the end of
+//! history, where a process died.
+//!
+//! Otherwise an index is a convenience. One that is missing, damaged, of an earlier use of its file, or of another mount has its file
 //! read like any other, and whether it can be written matters to nobody.
 
 use std::io;
@@ -23,11 +26,11 @@ const MAGIC: [u8; 8] = *b"LKVJIDX\x1a";
 const FORMAT_VERSION: u32 = 1;
 /// Bytes before the words.
 pub(crate) const INDEX_HEADER_LEN_BYTES: usize = 96;
-const CRC_AT: usize = 88;
+pub(crate) const CRC_AT: usize = 88;
 const WORD_LEN_BYTES: usize = 8;
 
-/// A file gets an index if that is at most this part of it: with shorter records to read all of them takes hardly longer.
-const FILE_BYTES_PER_WORD: u64 = 128;
+/// A file gets an index of an eighth of its own length at most: an entry takes more than this even with the shortest key, but deletes do not.
+const FILE_BYTES_PER_WORD: u64 = 64;
 
 /// How many words the index of a file of that length may have.
 pub(crate) fn words_max(capacity_bytes: u64) -> usize {
@@ -42,20 +45,22 @@ pub(crate) fn index_path(journal_file: &Path) -> PathBuf {
 /// A signature, and where the entry is that has a key of it. Sorted by signature first.
 pub(crate) fn word(signature: u32, offset: u64) -> u64 {
     // A file is no longer than 2^32 of these.
-    u64::from(signature) << 32 | offset / ENTRY_ALIGNMENT_BYTES as u64
+    (u64::from(signature) << 32) | (offset / ENTRY_ALIGNMENT_BYTES as u64)
 }
 
 /// What is known of a full file without reading it.
 ///
 /// ```text
 /// 0   8        12            16              24          32             48           56               64             72       80          88   92
-/// | magic | version | reserved 0 | store identity | generation | boot identity | end offset | next generation | last sequence | synced | word count | crc | 0 | words
+/// | magic | version | damaged | store identity | generation | mount identity | end offset | next generation | last sequence | synced | word count | crc | 0 | words
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileIndex {
     pub(crate) store_identity: u64,
     pub(crate) generation: u64,
-    pub(crate) boot_identity: u128,
+    /// Its file has lost entries since, so it is not passed over; and what is missing of it is missed.
+    pub(crate) is_damaged: bool,
+    pub(crate) mount_identity: u128,
     /// Where the seal is.
     pub(crate) end_offset: u64,
     pub(crate) next_generation: u64,
@@ -68,13 +73,14 @@ pub(crate) struct FileIndex {
 }
 
 impl FileIndex {
-    fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; INDEX_HEADER_LEN_BYTES + self.words.len() * WORD_LEN_BYTES];
         bytes[0..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+        bytes[12..16].copy_from_slice(&u32::from(self.is_damaged).to_le_bytes());
         bytes[16..24].copy_from_slice(&self.store_identity.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.generation.to_le_bytes());
-        bytes[32..48].copy_from_slice(&self.boot_identity.to_le_bytes());
+        bytes[32..48].copy_from_slice(&self.mount_identity.to_le_bytes());
         bytes[48..56].copy_from_slice(&self.end_offset.to_le_bytes());
         bytes[56..64].copy_from_slice(&self.next_generation.to_le_bytes());
         bytes[64..72].copy_from_slice(&self.last_sequence.to_le_bytes());
@@ -106,15 +112,18 @@ impl FileIndex {
         let index = FileIndex {
             store_identity: u64_at(header, 16),
             generation: u64_at(header, 24),
-            boot_identity: u128_at(header, 32),
+            is_damaged: u32_at(header, 12) != 0,
+            mount_identity: u128_at(header, 32),
             end_offset: u64_at(header, 48),
             next_generation: u64_at(header, 56),
             last_sequence: u64_at(header, 64),
             synced: JournalPosition::from_u64(u64_at(header, 72)),
             words: words.iter().map(|word| u64::from_le_bytes(*word)).collect(),
         };
-        let is_possible = (index.generation + 1..=JournalPosition::GENERATION_MAX)
-            .contains(&index.next_generation)
+        let is_possible = u32_at(header, 12) <= 1
+            && u32_at(header, CRC_AT + 4) == 0
+            && (index.generation + 1..=JournalPosition::GENERATION_MAX)
+                .contains(&index.next_generation)
             && (FILE_HEADER_LEN_BYTES as u64..=FILE_LEN_MAX_BYTES).contains(&index.end_offset)
             && index.words.is_sorted();
         is_possible.then_some(index)
@@ -159,7 +168,7 @@ impl FileIndex {
 }
 
 /// Of all bytes, its own four taken as zeros.
-fn checksum(bytes: &[u8]) -> u32 {
+pub(crate) fn checksum(bytes: &[u8]) -> u32 {
     let crc = crc32c_append(crc32c(&bytes[..CRC_AT]), &[0; 4]);
     crc32c_append(crc, &bytes[CRC_AT + 4..])
 }
@@ -228,14 +237,15 @@ impl GrowingIndex {
         self,
         store_identity: u64,
         generation: u64,
-        boot_identity: Option<u128>,
+        mount_identity: Option<u128>,
         end_offset: u64,
         next_generation: u64,
     ) -> Option<FileIndex> {
         (!self.is_given_up).then_some(FileIndex {
             store_identity,
             generation,
-            boot_identity: boot_identity?,
+            is_damaged: false,
+            mount_identity: mount_identity?,
             end_offset,
             next_generation,
             last_sequence: self.last_sequence,

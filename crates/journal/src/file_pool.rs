@@ -98,14 +98,14 @@ pub(crate) struct OutgoingRange {
     /// Given with the last range of a full file: its staging file is free afterwards.
     pub(crate) ends_staging: Option<MappedFile>,
     /// Given with the last range of a full file, too: to be written when that is.
-    pub(crate) index: Option<FileIndex>,
+    pub(crate) index: Option<Box<FileIndex>>,
 }
 
 /// What is free, and what is due, when a range was written out.
 #[derive(Debug)]
 struct WrittenOut {
     staging: Option<StagingFile>,
-    index: Option<(PathBuf, FileIndex)>,
+    index: Option<(PathBuf, Box<FileIndex>)>,
 }
 
 /// Exists after a failed sync, until a recovery has read what the medium really holds.
@@ -142,7 +142,7 @@ pub(crate) struct PoolSettings {
 #[derive(Debug)]
 pub(crate) struct FilePool {
     settings: PoolSettings,
-    boot_identity: Option<u128>,
+    mount_identity: Option<u128>,
     state: Mutex<PoolState>,
     /// Something to do for the thread.
     work: Condvar,
@@ -179,7 +179,7 @@ struct PoolState {
     /// Parts of files in use that shall go to the medium, oldest first.
     outgoing: VecDeque<OutgoingRange>,
     /// Indexes of files that are written out.
-    indexes: VecDeque<(PathBuf, FileIndex)>,
+    indexes: VecDeque<(PathBuf, Box<FileIndex>)>,
     /// Memory of one that was written, for one to come.
     index_memory: Vec<u64>,
     /// The oldest outgoing range could not be written. It is tried again when there are more, or somebody needs it.
@@ -218,7 +218,7 @@ impl FilePool {
         next_number: u64,
     ) -> FilePool {
         FilePool {
-            boot_identity: settings.vfs.boot_identity(),
+            mount_identity: settings.vfs.mount_identity(&settings.directory),
             settings,
             state: Mutex::new(PoolState {
                 spares,
@@ -694,7 +694,11 @@ impl FilePool {
 
     /// Begins the index of an ordinary file.
     pub(crate) fn begin_index(&self) -> GrowingIndex {
-        GrowingIndex::new(std::mem::take(&mut self.state.lock().index_memory))
+        match self.mount_identity {
+            Some(_) => GrowingIndex::new(std::mem::take(&mut self.state.lock().index_memory)),
+            // Nobody would ever believe it.
+            None => GrowingIndex::given_up(),
+        }
     }
 
     /// The index of a file that is full, if it gets one.
@@ -704,14 +708,15 @@ impl FilePool {
         generation: u64,
         end_offset: u64,
         next_generation: u64,
-    ) -> Option<FileIndex> {
-        index.finish(
+    ) -> Option<Box<FileIndex>> {
+        let index = index.finish(
             self.store_identity(),
             generation,
-            self.boot_identity,
+            self.mount_identity,
             end_offset,
             next_generation,
-        )
+        );
+        index.map(Box::new)
     }
 
     /// Writes the index of a file that is written out: an open finds it as soon as it is whole. Called with the lock, works without it.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use lightkv_vfs::{MemoryVfs, OpenMode, Vfs};
 
+use crate::file_index::{CRC_AT, FileIndex, INDEX_HEADER_LEN_BYTES, checksum, word};
 use crate::file_pool::file_name;
 use crate::journal_layout::{
     ENTRY_HEADER_LEN_BYTES, EntryHeader, EntrySeed, FILE_HEADER_LEN_BYTES, FileHeader, MAGIC,
@@ -225,4 +226,51 @@ pub fn journal_file(input: &[u8]) {
         assert!(total <= input.len(), "more is replayed than there is");
     }
     assert_eq!(replay(&mut recovered), history, "a second time");
+}
+
+/// Indexes with and without words, of a whole file and of a damaged one.
+pub fn journal_index_seeds() -> Vec<Vec<u8>> {
+    let index = FileIndex {
+        store_identity: IDENTITY,
+        generation: 3,
+        is_damaged: false,
+        mount_identity: 7,
+        end_offset: 60_000,
+        next_generation: 4,
+        last_sequence: 300,
+        synced: JournalPosition::known(2, 4096),
+        words: (0..20)
+            .map(|number| word(number / 3, 4096 + 8 * u64::from(number)))
+            .collect(),
+    };
+    let empty = FileIndex {
+        words: Vec::new(),
+        is_damaged: true,
+        ..index.clone()
+    };
+    vec![index.encode(), empty.encode()]
+}
+
+/// The index of a journal file, as it is and with the checksum that it should have: refused, or written again as it was, and its words lead
+/// where they say.
+pub fn journal_index(input: &[u8]) {
+    let mut sealed = input.to_vec();
+    if sealed.len() >= INDEX_HEADER_LEN_BYTES {
+        let crc = checksum(&sealed);
+        sealed[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+    }
+    for bytes in [input, &sealed] {
+        let Some(index) = FileIndex::decode(bytes) else {
+            continue;
+        };
+        assert!(
+            bytes.starts_with(&index.encode()),
+            "something else is written"
+        );
+        for &found in &index.words {
+            let mut offsets = index.offsets_of((found >> 32) as u32);
+            let offset = (found & u64::from(u32::MAX)) * 8;
+            assert!(offsets.any(|other| other == offset), "it is not found");
+        }
+    }
 }

@@ -38,6 +38,7 @@ impl Db {
     /// # Errors
     /// Limits ([`Error::KeyTooLarge`], [`Error::ValueTooLarge`]), [`Error::NoSpace`],
     /// [`Error::BufferFull`], [`Error::Poisoned`], [`Error::Closed`]. After an error the old or the new value is read.
+    /// Soon after an open that [left a part of the journal for later](crate::Options::open), also [`Error::Io`] and [`Error::Corruption`].
     pub fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.put_with(key, value, WriteOptions::new())
     }

@@ -300,6 +300,11 @@ impl Options {
 
     /// Opens the store in a directory, recovering it if the last process died.
     ///
+    /// Behind a killed process it reads the newest tens of megabytes of the journal, and replays the rest, up to three quarters of the memory
+    /// budget, while the store is in use ([`Levels::unreplayed_bytes`](crate::Levels)): until then a get or a put may have to read its
+    /// key's newest record first, and everything that looks at more than single keys waits for all of it. What it did not read and finds damaged
+    /// is an [`Error::Corruption`] of whoever needs it, and of the next open. After a power loss, and before Linux 6.8, it reads everything.
+    ///
     /// # Errors
     /// [`Error::Locked`] if it is open elsewhere, [`Error::Missing`], [`Error::Foreign`],
     /// [`Error::NewerVersion`], [`Error::EngineMismatch`], [`Error::Corruption`] (nothing is changed then),

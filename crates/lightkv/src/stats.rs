@@ -172,6 +172,8 @@ numbers! {
         space_bytes,
         /// Bytes of journal that cannot be recycled yet, included in `space_bytes`.
         journal_bytes,
+        /// Of these, bytes that an open has left to be replayed while the store is in use, and that are not yet. 0 soon after the open.
+        unreplayed_bytes,
         /// Bytes of files of tables that are kept for a moment to be written over, at most an eighth of the tables or
         /// 64 KiB, included in `space_bytes`.
         spare_bytes,

@@ -32,7 +32,7 @@ use region::Region;
 use tree::{FileNode, Node, OpenNode, Tree};
 
 /// Of all file systems that are no image of another one.
-const FIRST_BOOT: u128 = 1;
+const FIRST_MOUNT: u128 = 1;
 
 /// What [`Vfs::available_bytes`] says without a capacity.
 const AVAILABLE_UNLIMITED_BYTES: u64 = 1 << 40;
@@ -78,7 +78,7 @@ struct State {
     offers_direct: bool,
     observer: Option<Observer>,
     /// The same in images of a kill, another one in those of a power loss.
-    boot_identity: u128,
+    mount_identity: u128,
     /// All files that have a name or a handle: what they use counts against the capacity.
     files: Vec<Weak<FileNode>>,
     locked: HashSet<LockKey>,
@@ -118,7 +118,7 @@ impl MemoryVfs {
             sync_duration: Duration::ZERO,
             offers_direct: false,
             observer: None,
-            boot_identity: FIRST_BOOT,
+            mount_identity: FIRST_MOUNT,
             files,
             locked: HashSet::new(),
         };
@@ -140,7 +140,7 @@ impl MemoryVfs {
         let state = self.shared.state.lock();
         state.image(
             crash::crash_image(&state.tree, seed),
-            state.boot_identity + 1,
+            state.mount_identity + 1,
         )
     }
 
@@ -149,7 +149,7 @@ impl MemoryVfs {
     pub fn crash_image_with(&self, chooser: &mut dyn CrashChooser) -> MemoryVfs {
         let state = self.shared.state.lock();
         let tree = crash::crash_image_with(&state.tree, chooser);
-        state.image(tree, state.boot_identity + 1)
+        state.image(tree, state.mount_identity + 1)
     }
 
     /// Has a function called before each call that changes or syncs something takes effect. It runs on
@@ -163,7 +163,7 @@ impl MemoryVfs {
     /// faults and no locks. Stores to a mapping must not run at the same time.
     pub fn kill_image(&self) -> MemoryVfs {
         let state = self.shared.state.lock();
-        state.image(crash::kill_image(&state.tree), state.boot_identity)
+        state.image(crash::kill_image(&state.tree), state.mount_identity)
     }
 
     /// Plans a failure. Faults are independent; if several are due, the first injected decides how
@@ -233,9 +233,9 @@ impl MemoryVfs {
 
 impl State {
     /// A file system of the same kind.
-    fn image(&self, tree: Tree, boot_identity: u128) -> MemoryVfs {
+    fn image(&self, tree: Tree, mount_identity: u128) -> MemoryVfs {
         let image = MemoryVfs::with_tree(tree, self.capacity_bytes);
-        image.shared.state.lock().boot_identity = boot_identity;
+        image.shared.state.lock().mount_identity = mount_identity;
         if self.offers_direct {
             image.offer_direct();
         }
@@ -290,8 +290,8 @@ impl Vfs for MemoryVfs {
         Ok(Arc::new(self.open_file(path, mode)?))
     }
 
-    fn boot_identity(&self) -> Option<u128> {
-        Some(self.shared.state.lock().boot_identity)
+    fn mount_identity(&self, _path: &Path) -> Option<u128> {
+        Some(self.shared.state.lock().mount_identity)
     }
 
     /// Like any file, but it asks for whole sectors, as a file that is direct does.

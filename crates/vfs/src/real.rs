@@ -15,7 +15,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{Advice, FallocateFlags, FlockOperation, SeekFrom};
+use rustix::fs::{Advice, AtFlags, FallocateFlags, FlockOperation, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
 use self::direct::DirectAccess;
@@ -38,6 +38,9 @@ const BLOCK_LEN_BYTES: usize = 4096;
 /// Room is made for so many descriptors at most, which takes 512 KiB of the kernel: a program that allows any number of files does not mean that.
 const DESCRIPTORS_MAX: u64 = 1 << 16;
 
+/// Asks for the number of a mount that no later one gets; not in rustix yet.
+const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
+
 /// The file system of the operating system. Stateless: all instances are equal.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealVfs;
@@ -52,11 +55,15 @@ impl Vfs for RealVfs {
         }))
     }
 
-    /// The kernel's random number of this boot, where there is one.
-    fn boot_identity(&self) -> Option<u128> {
+    /// The kernel's random number of this boot, and the number of the mount, which it uses once (since Linux 6.8). A volume that lost power while the
+    /// machine did not has to be mounted anew.
+    fn mount_identity(&self, path: &Path) -> Option<u128> {
         let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-        let digits = text.trim().replace('-', "");
-        u128::from_str_radix(&digits, 16).ok()
+        let boot = u128::from_str_radix(&text.trim().replace('-', ""), 16).ok()?;
+        let unique = StatxFlags::from_bits_retain(STATX_MNT_ID_UNIQUE);
+        let known = rustix::fs::statx(rustix::fs::CWD, path, AtFlags::empty(), unique).ok()?;
+        let is_unique = known.stx_mask & STATX_MNT_ID_UNIQUE != 0;
+        is_unique.then(|| boot.wrapping_add(u128::from(known.stx_mnt_id)))
     }
 
     fn open_direct(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>> {

@@ -64,10 +64,14 @@ impl Recovered {
     /// Allows [replays](Recovered::replay) to pass over full files whose [indexes](crate::Payload::about) are to be trusted, and returns how
     /// many bytes of entries these hold. Called before a replay.
     ///
-    /// They are whole, if not damaged since: an index counts only until the machine is started anew, and not if a sync has failed. Costs a
+    /// They are whole, if not damaged since: an index counts only until the file system is mounted anew, and not if a sync has failed. Costs a
     /// read of each index: 8 bytes a key.
     pub fn defer(&mut self) -> u64 {
-        let Some(boot_identity) = self.vfs.boot_identity().filter(|_| !self.distrusts_cache) else {
+        let Some(mount_identity) = self
+            .vfs
+            .mount_identity(&self.directory)
+            .filter(|_| !self.distrusts_cache)
+        else {
             return 0;
         };
         for (&generation, known) in self.files.range(self.first_live_generation.max(1)..) {
@@ -79,11 +83,14 @@ impl Recovered {
             let is_trusted = |index: &FileIndex| {
                 index.store_identity == self.store_identity
                     && index.generation == generation
-                    && index.boot_identity == boot_identity
+                    && index.mount_identity == mount_identity
                     && index.end_offset <= known.header.capacity_bytes
             };
             if let Some(index) = index.filter(is_trusted) {
-                self.indexes.insert(generation, index);
+                self.whole_until.insert(generation, index.end_offset);
+                if !index.is_damaged {
+                    self.indexes.insert(generation, index);
+                }
             }
         }
         let ends = self.indexes.values().map(|index| index.end_offset);
@@ -205,8 +212,8 @@ impl DeferredHistory {
     ///
     /// # Errors
     ///
-    /// [`JournalError::Io`], and [`JournalError::Corruption`] if an entry is damaged: then an open reads that file as if it had no index,
-    /// and will tell. What was given stays given.
+    /// [`JournalError::Io`], and [`JournalError::Corruption`] if an entry is damaged: the next open will tell the same. What was given
+    /// stays given.
     pub fn replay<E>(
         &self,
         mut receive: impl FnMut(&ReplayBatch) -> std::result::Result<(), E>,
@@ -224,6 +231,7 @@ impl DeferredHistory {
                 if let Some(last) = batch.entries.iter().last() {
                     offset = last.end_offset();
                 }
+                // INVARIANT. Nothing ends before the end that is known: this is no place where a process died.
                 let is_whole = match end {
                     // The seal may be just behind the window.
                     BatchEnd::More => offset <= file.index.end_offset,
@@ -234,7 +242,13 @@ impl DeferredHistory {
                     BatchEnd::Cut | BatchEnd::Hole => false,
                 };
                 if !is_whole {
-                    let _ = self.vfs.remove_file(&index_path(file.file.path()));
+                    let index = FileIndex {
+                        is_damaged: true,
+                        words: Vec::new(),
+                        ..file.index.clone()
+                    };
+                    // If that fails, the next open defers it, too, and this is told again.
+                    let _ = index.write(&*self.vfs, file.file.path());
                     return Err(file.damage(offset).into());
                 }
                 receive(&batch).map_err(ReplayError::Receiver)?;

@@ -64,9 +64,9 @@
 //!
 //! # What need not be read at once
 //!
-//! A full file whose [index](crate::file_index) was written since the machine was started is whole, and where history goes on behind it is
+//! A full file whose [index](crate::file_index) was written since its file system was mounted is whole, and where history goes on behind it is
 //! said there. If the caller allows it ([`Recovered::defer`]) such files are passed over, and it gets them, with their indexes, to
-//! be read when there is time; see `deferred`. All that follows from reading them is known without: where each ends, the last number,
+//! be read when there is time; see `deferred`. A hole in such a file is no end of history, whether it was passed over or not: it is damage. All that follows from reading them is known without: where each ends, the last number,
 //! and the synced position.
 //!
 //! # A hole or rot?
@@ -152,6 +152,8 @@ pub struct Recovered {
     next_generation: u64,
     /// What full files are about; those of them that history needs are not read by a replay. See [`Recovered::defer`].
     indexes: BTreeMap<u64, FileIndex>,
+    /// How far files were whole, by indexes that are to be trusted.
+    whole_until: BTreeMap<u64, u64>,
     /// Indexes whose journal file is gone.
     stray_indexes: Vec<PathBuf>,
     /// A sync failed since the last recovery: the page cache may show what no disk holds.
@@ -239,6 +241,7 @@ impl Journal {
             next_number: 0,
             next_generation,
             indexes: BTreeMap::new(),
+            whole_until: BTreeMap::new(),
             stray_indexes: Vec::new(),
             distrusts_cache,
             replayed: None,

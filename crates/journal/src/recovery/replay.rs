@@ -112,6 +112,11 @@ impl<'a> Walk<'a> {
                 BatchEnd::More => {}
                 BatchEnd::Cut => self.leave(self.offset, None),
                 BatchEnd::Hole => {
+                    let known_end = self.recovered.whole_until.get(&self.generation);
+                    if known_end.is_some_and(|&end_offset| self.offset < end_offset) {
+                        let message = "no intact entry here, though the file was whole".to_string();
+                        return Err(JournalError::corruption(path, self.offset, message));
+                    }
                     let place = (self.generation, self.offset);
                     // Once for each place, whatever the medium makes of it.
                     if self.completed == Some(place)
@@ -119,7 +124,7 @@ impl<'a> Walk<'a> {
                     {
                         self.leave(self.offset, None);
                     } else if let Some((reader, _)) = &mut self.reader {
-                        reader.forget_fetched();
+                        reader.read_what_was_written();
                     }
                     self.completed = Some(place);
                 }

@@ -2,6 +2,7 @@
 
 mod batches;
 mod corners;
+mod deferred;
 mod image;
 mod journal;
 mod log;

@@ -111,6 +111,8 @@ enum Job {
     },
     /// Sync what recovery replayed.
     Settle(u64),
+    /// Replay what it has left.
+    Replay,
     /// Remove what range deletions have left.
     Ranges,
     /// Join cold partitions.
@@ -146,6 +148,7 @@ impl Job {
             Self::Grow
                 | Self::Relieve { .. }
                 | Self::Settle(_)
+                | Self::Replay
                 | Self::Ranges
                 | Self::Carry(_)
                 | Self::FillCache
@@ -189,6 +192,9 @@ impl Queue {
             }
             self.compactions_resume = None;
             return self.compactions.pop_front().map(Job::Compact);
+        }
+        if store.deferred_replay.is_under_way() {
+            return self.next_beside_replay(store, role);
         }
         if role == Role::Keeper && store.buffer.wants_growth() {
             return Some(Job::Grow);
@@ -242,6 +248,23 @@ impl Queue {
             return Some(Job::Sweep);
         }
         (store.rest.is_asked() && self.is_quiet() && store.is_at_rest()).then_some(Job::Rest)
+    }
+
+    /// As long as records of the journal are missing in the buffer, the keeper restores them, and nobody does what has to know all of them.
+    fn next_beside_replay(&mut self, store: &Store, role: Role) -> Option<Job> {
+        if role == Role::Keeper {
+            return Some(Job::Replay);
+        }
+        if let Some(through) = self.settle.take() {
+            return Some(Job::Settle(through));
+        }
+        if let Some(new) = self.carried.pop_front() {
+            return Some(Job::Carry(new));
+        }
+        if let Some(installation) = self.installations.pop_front() {
+            return Some(Job::Install(installation));
+        }
+        (store.tables.is_opening_due()).then_some(Job::OpenTable)
     }
 }
 
@@ -438,6 +461,7 @@ impl Background {
         waiting as u64
             + queue.running
             + u64::from(queue.joins)
+            + u64::from(store.deferred_replay.is_under_way())
             + u64::from(store.rest.is_asked())
             + u64::from(store.may_sweep())
             + u64::from(store.has_ranges_to_purge())
@@ -561,6 +585,7 @@ impl Background {
             }
             Job::Relieve { is_urgent } => self.relieve(store, *is_urgent),
             Job::Settle(through) => store.settle_replayed(*through),
+            Job::Replay => store.replay_deferred(),
             Job::Ranges => store.work_on_ranges(),
             Job::Join => store.join_cold_partitions(),
             Job::Rest => {
@@ -672,7 +697,7 @@ impl Background {
                 }
                 return;
             }
-            // A merge that was given up.
+            // A merge or a replay that was given up.
             (Err(Error::Closed), _) if self.is_stopping() => {}
             (Err(error), _) if job.merging().is_some() && is_unreadable(&error) => {
                 // Damaged input: its readers are told; the partition is left as it is, unmerged.

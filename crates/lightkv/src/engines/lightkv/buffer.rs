@@ -45,6 +45,8 @@ pub(crate) struct WriteBuffer {
     /// Follows the limit.
     flush_mark_bytes: AtomicU64,
     used_bytes: AtomicU64,
+    /// What records that are still to be restored will take.
+    awaited_bytes: AtomicU64,
     /// When this much is used, the pool should grow ahead of its users again.
     ahead_mark_bytes: AtomicU64,
     /// Set before the store goes away: what is still allocated stays so, for the next open. Held to free
@@ -92,6 +94,7 @@ impl WriteBuffer {
             limit_bytes: AtomicU64::new(limit_bytes),
             flush_mark_bytes: AtomicU64::new(Sizes::flush_mark_bytes(limit_bytes)),
             used_bytes: AtomicU64::new(0),
+            awaited_bytes: AtomicU64::new(0),
             ahead_mark_bytes: AtomicU64::new(AHEAD_FROM_BYTES),
             retired: RwLock::new(false),
         })
@@ -182,6 +185,11 @@ impl WriteBuffer {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
+    /// Bytes handed out, and those that records will take which are still to be restored.
+    pub(crate) fn claimed_bytes(&self) -> u64 {
+        self.used_bytes() + self.awaited_bytes.load(Ordering::Relaxed)
+    }
+
     /// From now on dropped runs stay allocated in the pool, and another handle may own it. Memory that
     /// waits for old guards may keep this one alive for a while.
     pub(crate) fn retire(&self) {
@@ -189,13 +197,40 @@ impl WriteBuffer {
         self.pool.release();
     }
 
+    /// Keeps so much room for records that are still to be restored, instead of what was kept before.
+    pub(crate) fn await_records(&self, bytes: u64) {
+        // Relaxed: who sees it late has the room that it was about.
+        self.awaited_bytes.store(bytes, Ordering::Relaxed);
+    }
+
     /// A run with room for one record of `record_bytes`; `None` when the buffer is full.
     pub(crate) fn allocate(self: &Arc<Self>, record_bytes: u64) -> Result<Option<Arc<RunHandle>>> {
+        let awaited_bytes = self.awaited_bytes.load(Ordering::Relaxed);
+        self.allocate_within(
+            record_bytes,
+            self.limit_bytes().saturating_sub(awaited_bytes),
+        )
+    }
+
+    /// A run for a record that room is kept for. Beyond the limit, too: a record of the journal is longer than it is here, but the last chunks of
+    /// partitions are not full.
+    pub(crate) fn allocate_awaited(
+        self: &Arc<Self>,
+        record_bytes: u64,
+    ) -> Result<Option<Arc<RunHandle>>> {
+        self.allocate_within(record_bytes, u64::MAX)
+    }
+
+    fn allocate_within(
+        self: &Arc<Self>,
+        record_bytes: u64,
+        limit_bytes: u64,
+    ) -> Result<Option<Arc<RunHandle>>> {
         let units = record_bytes.div_ceil(self.chunk_bytes).max(1);
         let bytes = units * self.chunk_bytes;
         // Reserve first, so that concurrent writers cannot pass the limit together.
         let used = self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
-        if used + bytes > self.limit_bytes() {
+        if used + bytes > limit_bytes {
             self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return Ok(None);
         }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use lightkv_journal::{JournalError, JournalPosition};
+use lightkv_journal::{JournalError, JournalPosition, Payload};
 use lightkv_pmem::{Granularity, SourceKind};
 
 use super::manifest::ManifestEdit;
@@ -93,7 +93,9 @@ impl Store {
         let _announcement = self.in_flight.announce(&self.last_sequence);
         if !self.health.is_closed() {
             // Without space, or after a failure, the entry is missing, and nothing else.
-            let _ = journal.append(&[], 1, || through);
+            // About no key.
+            let payload = Payload::new(&[])?.about(&[]);
+            let _ = journal.append_payload(&payload, 1, || through);
         }
         Ok(())
     }

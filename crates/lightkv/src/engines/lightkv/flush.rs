@@ -573,6 +573,10 @@ impl Store {
         let Some(journal) = self.journal.get() else {
             return Ok(());
         };
+        // Rule 5 of `deferred_replay`.
+        if self.deferred_replay.is_under_way() {
+            return Ok(());
+        }
         // One at a time: a slower caller must not take back what a faster one has recorded.
         let _releasing = self.releasing.lock();
         let known = self.manifest.state(|state| state.journal_first_generation);

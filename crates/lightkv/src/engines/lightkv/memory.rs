@@ -264,7 +264,7 @@ impl Store {
         let next = match self.pool_directory.is_some() {
             true => {
                 let index_bytes_max = self.sizes.budget_bytes / POOL_INDEX_PART;
-                share.next_in_pool(self.buffer.used_bytes(), leaves_bytes, index_bytes_max)
+                share.next_in_pool(self.buffer.claimed_bytes(), leaves_bytes, index_bytes_max)
             }
             false => {
                 // Relaxed: a rough number of writes.
@@ -287,7 +287,7 @@ impl Store {
     pub(crate) fn raise_buffer_limit(&self) {
         let is_shared = self.has_elastic_buffer() && self.pool_directory.is_none();
         if is_shared && self.buffer.limit_bytes() < self.buffer_bytes_max() {
-            let used_limit_bytes = Sizes::limit_for_use_bytes(self.buffer.used_bytes());
+            let used_limit_bytes = Sizes::limit_for_use_bytes(self.buffer.claimed_bytes());
             let others_bytes = self.memory_parts().beside_buffer();
             let share = self.buffer_share(others_bytes, used_limit_bytes);
             self.set_buffer_limit(share.now, share.next().max(share.now));
@@ -347,7 +347,7 @@ impl Store {
         if self.balance.is_due() {
             let parts = self.memory_parts();
             let others_bytes = parts.beside_buffer();
-            let used_limit_bytes = Sizes::limit_for_use_bytes(self.buffer.used_bytes());
+            let used_limit_bytes = Sizes::limit_for_use_bytes(self.buffer.claimed_bytes());
             self.share_with_buffer(others_bytes, parts.leaves, used_limit_bytes);
             self.buffer.release_surplus();
             let used_bytes = others_bytes + self.buffer_memory_bytes(self.buffer.memory_bytes());

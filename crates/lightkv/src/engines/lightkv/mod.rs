@@ -22,7 +22,7 @@
 //! | `buffer`, `record_layout` | the write buffer and its records |
 //! | `room` | growing, splitting, freezing leaves |
 //! | `flush`, `compaction`, `background`, `pacing`, `patience`, `rest` | what happens behind the writers' backs |
-//! | `recovery`, `checkpoint`, `pool_image` | how what survives comes back; `engines/manifest` has the rest |
+//! | `recovery`, `deferred_replay`, `checkpoint`, `pool_image` | how what survives comes back; `engines/manifest` has the rest |
 //! | `delete_range`, `range_deletions` | deleting all keys of a range |
 //! | `table_set`, `open_ahead`, `fill_ahead`, `spare_tables` | the tables of the store, and their files |
 //! | `table_list`, `run_source` | the tables of a partition as runs |
@@ -60,6 +60,7 @@ mod background;
 mod buffer;
 mod checkpoint;
 mod compaction;
+mod deferred_replay;
 mod delete_range;
 mod durability;
 mod fill_ahead;
@@ -215,6 +216,7 @@ impl Engine for LightKv {
     }
 
     fn delete_range(self: Arc<Self>, range: &KeyRange, options: WriteOptions) -> Result<()> {
+        self.store.wait_for_replay()?;
         self.store.delete_range(range, options)
     }
 
@@ -224,6 +226,7 @@ impl Engine for LightKv {
 
     fn scan(self: Arc<Self>, range: KeyRange, at: Option<u64>) -> Result<Box<dyn EngineScan>> {
         self.check_open()?;
+        self.store.wait_for_replay()?;
         Ok(Box::new(StoreScan::new(self, range, at)))
     }
 
@@ -245,20 +248,24 @@ impl Engine for LightKv {
     }
 
     fn flush(&self) -> Result<()> {
+        self.store.wait_for_replay()?;
         self.store.flush_all()
     }
 
     fn compact(&self, range: &KeyRange) -> Result<()> {
+        self.store.wait_for_replay()?;
         self.store.compact_range(range)
     }
 
     fn checkpoint(self: Arc<Self>, directory: &Path) -> Result<()> {
         self.store.health.check()?;
+        self.store.wait_for_replay()?;
         self.store.checkpoint(directory)
     }
 
     fn verify(&self) -> Result<VerifyReport> {
         self.check_open()?;
+        self.store.wait_for_replay()?;
         self.store.verify()
     }
 
@@ -275,7 +282,8 @@ impl Engine for LightKv {
         if self.store.health.is_closed() {
             return Ok(());
         }
-        let flushed = match self.store.health.poisoned() {
+        let replayed = self.store.wait_for_replay();
+        let flushed = match self.store.health.poisoned().or(replayed.err()) {
             Some(error) => Err(error),
             None if self.store.buffer.used_bytes() > CLOSE_KEEPS_BYTES
                 && self.store.journal.get().is_some() =>

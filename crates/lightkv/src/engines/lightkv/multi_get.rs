@@ -59,6 +59,11 @@ impl Store {
             let lookups: Vec<_> = (keys.iter())
                 .map(|key| self.lookup(key, sequence_max))
                 .collect();
+            if self.deferred_replay.is_under_way() {
+                for lookup in &lookups {
+                    self.bring_back(lookup.signature, lookup.key)?;
+                }
+            }
             let waiting = self.look_for_all(&lookups, &mut values)?;
             self.read_for_all(waiting, &mut values)?;
         }

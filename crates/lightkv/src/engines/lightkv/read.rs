@@ -131,6 +131,9 @@ impl Store {
         sequence_max: u64,
     ) -> Result<Option<Value>> {
         let lookup = self.lookup(key, sequence_max);
+        if self.deferred_replay.is_under_way() {
+            self.bring_back(lookup.signature, key)?;
+        }
         let looked = {
             let guard = crossbeam_epoch::pin();
             // Under the guard: see `LightKv::stop`.

@@ -124,7 +124,31 @@ impl Store {
         {
             return Ok(Room::Ready);
         }
-        match self.buffer.allocate(record_bytes)? {
+        let run = self.buffer.allocate(record_bytes)?;
+        self.enter_or_wait(writer, run)
+    }
+
+    /// As [`Store::reserve`], for a record that was in the buffer before the store was opened: it has been counted.
+    pub(crate) fn reserve_awaited(
+        &self,
+        writer: &mut Writer,
+        record_bytes: u64,
+    ) -> crate::Result<Room> {
+        if let Some(run) = &writer.run
+            && writer.cursor + record_bytes <= run.end()
+        {
+            return Ok(Room::Ready);
+        }
+        let run = self.buffer.allocate_awaited(record_bytes)?;
+        self.enter_or_wait(writer, run)
+    }
+
+    fn enter_or_wait(
+        &self,
+        writer: &mut Writer,
+        run: Option<Arc<RunHandle>>,
+    ) -> crate::Result<Room> {
+        match run {
             Some(run) => {
                 self.background
                     .wake_if(self.buffer.wants_growth() || self.buffer.is_over_flush_mark());
@@ -150,6 +174,10 @@ impl Store {
     /// Puts an empty leaf on top; the old one is linked below it and waits for its flush.
     pub(crate) fn freeze(&self, partition: &Arc<Partition>, writer: &mut Writer, guard: &Guard) {
         if writer.top.index.len() == 0 && writer.top.segment.sequence_max() == 0 {
+            return;
+        }
+        // Rule 2 of `deferred_replay`.
+        if self.deferred_replay.is_under_way() {
             return;
         }
         let mut view = partition.view(guard).clone();

@@ -51,6 +51,9 @@ const FLUSH_MARK_PERCENT: u64 = 70;
 /// Above this writers are slowed in proportion.
 const PACING_MARK_PERCENT: u64 = 80;
 
+/// What an open has to read at once after a kill is the file that was being filled, and what was on its way out of the one before.
+const JOURNAL_FILE_BYTES_MAX: u64 = 48 << 20;
+
 /// Far longer than any flush takes.
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(30);
 
@@ -158,7 +161,7 @@ impl Sizes {
         let split_bytes = (segment_bytes / 4).max(chunk_bytes);
         let journal_file_bytes = tuning
             .journal_file_bytes
-            .unwrap_or_else(|| (buffer_bytes_max / 16).clamp(256 << 10, 64 << 20));
+            .unwrap_or_else(|| (buffer_bytes_max / 16).clamp(256 << 10, JOURNAL_FILE_BYTES_MAX));
         Self {
             buffer_bytes,
             buffer_bytes_max,

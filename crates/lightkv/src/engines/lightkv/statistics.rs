@@ -111,6 +111,7 @@ impl Store {
         levels.space_bytes += value_bytes + self.manifest.len_bytes();
         if let Some(journal) = self.journal.get() {
             levels.journal_bytes = journal.live_bytes();
+            levels.unreplayed_bytes = self.deferred_replay.left_bytes();
             levels.space_bytes += levels.journal_bytes;
         }
         levels.spare_bytes = self.tables.spares.bytes();

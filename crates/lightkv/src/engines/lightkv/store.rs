@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use super::background::Background;
 use super::buffer::WriteBuffer;
 use super::counters::EngineCounters;
+use super::deferred_replay::DeferredReplay;
 use super::health::Health;
 use super::in_flight::{InFlight, SequenceCounter};
 use super::manifest::{Manifest, RangeDeletion};
@@ -55,6 +56,8 @@ pub(crate) struct Store {
     /// Without a pool: where acknowledged records survive.
     /// Set by recovery, once it has been replayed.
     pub(crate) journal: OnceLock<Journal>,
+    /// All reads and writes look at it, and hardly anybody changes it: not beside what others change often.
+    pub(crate) deferred_replay: CachePadded<DeferredReplay>,
     pub(crate) tables: Arc<TableContext>,
     tree: Atomic<Tree<Partition>>,
     /// Held to replace the tree. Taken after partition locks, never before.
@@ -162,6 +165,7 @@ impl Store {
             hash_seed: parts.hash_seed,
             manifest: parts.manifest,
             journal: OnceLock::new(),
+            deferred_replay: CachePadded::default(),
             tables: parts.tables,
             tree: Atomic::new(parts.tree),
             structure: Mutex::new(()),

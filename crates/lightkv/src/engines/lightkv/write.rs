@@ -115,6 +115,9 @@ impl Store {
     }
 
     fn write_prepared(&self, operation: &Prepared<'_>, options: WriteOptions) -> Result<()> {
+        if self.deferred_replay.is_under_way() {
+            self.bring_back(operation.signature, operation.key)?;
+        }
         self.record_hints.fetch_for_note(operation.signature);
         let record_bytes = operation.record_len(false);
         let deadline = Deadline::of(options);
@@ -131,6 +134,9 @@ impl Store {
             operation.value.len(),
         );
         let parts: [&[u8]; 3] = [&head, operation.key, &operation.value];
+        // A large value keeps a file that the next open has to know of: it reads all of this file of the journal.
+        let is_described = operation.kind != EntryKind::LargeValue;
+        let signatures = [operation.signature];
         let mut payload: Option<Payload<'_>> = None;
         let mut waiting: Option<Patience> = None;
         let (sequence, end, offset) = loop {
@@ -139,7 +145,11 @@ impl Store {
             // What the put will need is on its way while the checksum is computed and the lock taken.
             partition.prefetch_for_write(operation.signature, &guard);
             if payload.is_none() && self.journal.get().is_some() {
-                payload = Some(Payload::new(&parts)?);
+                let whole = Payload::new(&parts)?;
+                payload = Some(match is_described {
+                    true => whole.about(&signatures),
+                    false => whole,
+                });
             }
             let mut writer = partition.lock_until(deadline)?;
             if writer.dead {
@@ -344,7 +354,12 @@ impl Store {
     #[inline]
     fn index(&self, writer: &Writer, operation: &Prepared<'_>, offset: u64, lookup: Lookup) {
         let index = &writer.top.index;
-        if operation.kind == EntryKind::Delete && writer.bottom && self.snapshots.none() {
+        if operation.kind == EntryKind::Delete
+            && writer.bottom
+            && self.snapshots.none()
+            // Rule 3 of `deferred_replay`.
+            && !self.deferred_replay.is_under_way()
+        {
             let Lookup::Found { slot, offset: old } = lookup else {
                 return;
             };
@@ -375,6 +390,11 @@ impl Store {
         };
         if operations.len() == 1 {
             return self.write_prepared(first, options);
+        }
+        if self.deferred_replay.is_under_way() {
+            for operation in &operations {
+                self.bring_back(operation.signature, operation.key)?;
+            }
         }
         let bytes: u64 = operations
             .iter()
@@ -511,8 +531,14 @@ impl Store {
                     .zip(&heads)
                     .flat_map(|(op, head)| [&head[..], op.key, &op.value])
                     .collect();
+                let signatures: Vec<u32> = operations.iter().map(|op| op.signature).collect();
+                let mut payload = Payload::new(&parts)?;
+                // As a write of one.
+                if operations.iter().all(|op| op.kind != EntryKind::LargeValue) {
+                    payload = payload.about(&signatures);
+                }
                 let appended = journal
-                    .append(&parts, count as u32, draw)
+                    .append_payload(&payload, count as u32, draw)
                     .map_err(|error| self.journal_failed(error))?;
                 (
                     appended.first_sequence,

@@ -1,7 +1,9 @@
 //! With a journal.
 
+use std::path::Path;
+
 use lightkv::{Error, WriteBatch, WriteOptions};
-use lightkv_vfs::{Fault, FaultKind, OpenMode, Operation, Vfs};
+use lightkv_vfs::{Fault, FaultKind, MemoryVfs, OpenMode, Operation, Vfs};
 
 use super::log::{logged, says};
 use super::{Map, Medium, assert_holds, collect, key, put_all, value, wait_until};
@@ -115,15 +117,25 @@ fn what_a_kill_left_is_synced_soon_and_that_is_remembered() {
     let db = medium.open();
     // Nobody asks for it.
     wait_until(|| (0..8).all(|seed| collect(&medium.crash_image(seed).open()).len() == map.len()));
-    // And if some of it rots, that is told from what a power loss takes.
+    // And if some of it rots, that is told from what a power loss takes, also without the indexes that say what is whole.
     wait_until(|| {
         let image = medium.kill_image();
+        remove_indexes(&image.vfs);
         let path = "/store/journal/journal-0000000000.log".as_ref();
         let file = image.vfs.open(path, OpenMode::ReadWrite).unwrap();
         file.write_all_at(&[0xA5; 64], 20_000).unwrap();
         matches!(image.try_open(), Err(Error::Corruption { offset, .. }) if offset <= 20_000)
     });
     drop(db);
+}
+
+fn remove_indexes(vfs: &MemoryVfs) {
+    let directory = Path::new("/store/journal");
+    for entry in vfs.list(directory).unwrap() {
+        if entry.name.ends_with(".index") {
+            vfs.remove_file(&directory.join(entry.name)).unwrap();
+        }
+    }
 }
 
 #[test]

@@ -11,14 +11,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use lightkv_journal::{
-    Journal, JournalOptions, Recovered, ReplayBatch, ReplayError, ReplayedEntry, Truncation,
+    DeferredHistory, Journal, JournalOptions, Recovered, ReplayBatch, ReplayError, ReplayedEntry,
+    Truncation,
 };
 
 use super::super::journal_entry_layout::split_operation;
 use super::super::manifest::{JournalTruncation, ManifestEdit, ManifestState};
 use super::super::record_layout::RecordFields;
 use super::super::store::Store;
-use super::restore::Restored;
+use super::restore::{Moment, Restored};
 use super::{JOURNAL_DIRECTORY, ReadBack, References, build_tree};
 use crate::engines::threads::thread_count;
 use crate::{Error, Result};
@@ -29,6 +30,9 @@ const LOOK_AHEAD: usize = 4;
 /// So much of the buffer is faulted in ahead of the records, but no more than there are already. What was just cleared is in the
 /// processor's caches when records are copied there: all of it beforehand took half as long again as the whole replay.
 const PREPARED_BYTES_MAX: u64 = 16 << 20;
+
+/// Of the buffer's limit, in percent: if what could be left for later takes more, there is no room for writes meanwhile.
+const DEFERRED_PERCENT_MAX: u64 = 75;
 
 /// Why a replay ended early.
 #[derive(Debug)]
@@ -48,6 +52,7 @@ impl From<Error> for Stop {
 struct Replay<'a> {
     store: &'a Store,
     directory: &'a Path,
+    moment: Moment,
     references: References,
     /// Number of the last record read.
     replayed_through: AtomicU64,
@@ -74,14 +79,15 @@ pub(super) fn recover(store: &Arc<Store>, state: &ManifestState) -> Result<ReadB
         ..JournalOptions::new(state.store_identity)
     };
     let mut recovered = Journal::open(store.vfs.clone(), &directory, options)?;
-    let replay = Replay {
-        store,
-        directory: &directory,
-        references: References::default(),
-        replayed_through: AtomicU64::new(0),
-    };
+    let deferred_bytes_max = store.buffer.limit_bytes() / 100 * DEFERRED_PERCENT_MAX;
+    // What range deletions have deleted must not come back behind the look at what they have left to do.
+    if !state.range_deletions.is_empty() || recovered.defer() > deferred_bytes_max {
+        recovered.defer_nothing();
+    }
+    let replay = Replay::new(store, &directory, Moment::Open);
     replay.run(&mut recovered, state)?;
     let replayed_through = replay.replayed_through.load(Ordering::Relaxed);
+    let replayed_through = replayed_through.max(recovered.deferred_through());
     store
         .last_sequence
         .fetch_max(replayed_through, Ordering::SeqCst);
@@ -121,13 +127,83 @@ pub(super) fn recover(store: &Arc<Store>, state: &ManifestState) -> Result<ReadB
         store.background.queue_settling(replayed_through);
     }
     store.journal.set(journal).expect("set once");
+    if let Some(deferred) = finished.deferred {
+        store.defer_replay(deferred);
+    }
     Ok(ReadBack {
         references: replay.references.into_inner(),
         through: replayed_through,
     })
 }
 
-impl Replay<'_> {
+/// Replays what an open has left; the store is in use. Ends with [`Error::Closed`] if it closes meanwhile.
+pub(in super::super) fn replay_deferred(store: &Store, history: &DeferredHistory) -> Result<()> {
+    let directory = store.directory.join(JOURNAL_DIRECTORY);
+    let replay = Replay::new(store, &directory, Moment::Deferred);
+    let outcome = history.replay(|batch| {
+        if store.background.is_stopping() {
+            return Err(Stop::Failed(Error::Closed));
+        }
+        store.buffer.await_records(history.len_bytes());
+        replay.batch(batch)
+    });
+    match outcome {
+        Ok(()) => Ok(()),
+        Err(ReplayError::Journal(error)) => Err(error.into()),
+        Err(ReplayError::Receiver(Stop::Failed(error))) => Err(error),
+        Err(ReplayError::Receiver(Stop::Exhausted)) => {
+            // Room was kept for all of it, so this is a bug; the next open replays everything, and flushes in between.
+            history.forget_indexes();
+            Err(buffer_full(store))
+        }
+    }
+}
+
+/// Restores the newest operation on a key that an entry has; false if it has none.
+pub(in super::super) fn restore_newest(
+    store: &Store,
+    entry: &ReplayedEntry<'_>,
+    key: &[u8],
+) -> Result<bool> {
+    let directory = store.directory.join(JOURNAL_DIRECTORY);
+    let mut newest = None;
+    Replay::new(store, &directory, Moment::Deferred).each_operation(
+        entry,
+        |fields, position| {
+            if fields.key == key {
+                newest = Some((fields, position));
+            }
+            Ok::<(), Error>(())
+        },
+    )?;
+    let Some((fields, position)) = newest else {
+        return Ok(false);
+    };
+    let guard = crossbeam_epoch::pin();
+    let partition = store.route(key, &guard);
+    match store.restore_from_journal(&fields, position, Moment::Deferred, partition, &guard)? {
+        Restored::Yes | Restored::Flushed | Restored::Superseded => Ok(true),
+        Restored::Exhausted => Err(buffer_full(store)),
+    }
+}
+
+fn buffer_full(store: &Store) -> Error {
+    Error::BufferFull {
+        limit_bytes: store.buffer.limit_bytes(),
+    }
+}
+
+impl<'a> Replay<'a> {
+    fn new(store: &'a Store, directory: &'a Path, moment: Moment) -> Self {
+        Self {
+            store,
+            directory,
+            moment,
+            references: References::default(),
+            replayed_through: AtomicU64::new(0),
+        }
+    }
+
     /// Side by side if the buffer holds everything, else one after the other.
     fn run(&self, recovered: &mut Recovered, state: &ManifestState) -> Result<()> {
         let outcome = recovered.replay_in_parallel(thread_count(), |batch| self.batch(batch));
@@ -137,6 +213,8 @@ impl Replay<'_> {
             Err(ReplayError::Receiver(Stop::Failed(error))) => return Err(error),
             Err(ReplayError::Receiver(Stop::Exhausted)) => {}
         }
+        // In the order of numbers is from the oldest file on.
+        recovered.defer_nothing();
         self.store
             .forget_restored(build_tree(state, &self.store.tables))?;
         recovered
@@ -167,12 +245,16 @@ impl Replay<'_> {
                 self.store
                     .fetch_ahead(later, &operations[at + LOOK_AHEAD].0);
             }
-            let restored = self
-                .store
-                .restore_from_journal(fields, *position, routed[at], &guard)?;
+            let restored = self.store.restore_from_journal(
+                fields,
+                *position,
+                self.moment,
+                routed[at],
+                &guard,
+            )?;
             match restored {
                 Restored::Yes => self.references.note(fields.kind, fields.value),
-                Restored::Flushed => {}
+                Restored::Flushed | Restored::Superseded => {}
                 Restored::Exhausted => return Err(Stop::Exhausted),
             }
         }
@@ -184,12 +266,15 @@ impl Replay<'_> {
             loop {
                 let guard = crossbeam_epoch::pin();
                 let partition = self.store.route(fields.key, &guard);
-                match self
-                    .store
-                    .restore_from_journal(&fields, position, partition, &guard)?
-                {
+                match self.store.restore_from_journal(
+                    &fields,
+                    position,
+                    self.moment,
+                    partition,
+                    &guard,
+                )? {
                     Restored::Yes => self.references.note(fields.kind, fields.value),
-                    Restored::Flushed => {}
+                    Restored::Flushed | Restored::Superseded => {}
                     Restored::Exhausted => {
                         drop(guard);
                         self.store.flush_for_restore()?;

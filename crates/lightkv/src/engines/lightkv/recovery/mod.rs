@@ -49,6 +49,8 @@ mod pool;
 mod restore;
 mod strays;
 
+pub(super) use journal::{replay_deferred, restore_newest};
+
 /// Sub-directory of the journal.
 const JOURNAL_DIRECTORY: &str = "journal";
 

@@ -23,6 +23,15 @@ const FETCHED_BYTES: usize = 512;
 /// How long an empty buffer may look full although nobody reads what was in it.
 const COLLECTING_MAX: Duration = Duration::from_secs(2);
 
+/// When a record of the journal is restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Moment {
+    /// Nobody uses the store yet.
+    Open,
+    /// The store is in use.
+    Deferred,
+}
+
 /// What became of a record of the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Restored {
@@ -30,6 +39,8 @@ pub(super) enum Restored {
     Yes,
     /// A table has it.
     Flushed,
+    /// Not needed: the buffer has a newer one of its key, or all records have been restored.
+    Superseded,
     /// The buffer is full.
     Exhausted,
 }
@@ -41,6 +52,7 @@ impl Store {
         &self,
         fields: &RecordFields<'_>,
         position: u64,
+        moment: Moment,
         mut partition: &'g Arc<Partition>,
         guard: &'g Guard,
     ) -> Result<Restored> {
@@ -50,11 +62,23 @@ impl Store {
                 return Ok(Restored::Flushed);
             }
             let mut writer = partition.lock();
+            // INVARIANT. Who has read a record and comes too late with it does not restore it. Since the replay has ended, tombstones give up
+            // their slots and leaves are frozen, under this lock: an older record would pass for the newest.
+            if moment == Moment::Deferred && !self.deferred_replay.is_under_way() {
+                return Ok(Restored::Superseded);
+            }
             if writer.dead || self.prepare_restore(partition, &mut writer, fields.key, guard) {
                 partition = self.route(fields.key, guard);
                 continue;
             }
-            if self.reserve(&mut writer, bytes)? == Room::Exhausted {
+            if self.has_newer(&writer, fields) {
+                return Ok(Restored::Superseded);
+            }
+            let room = match moment {
+                Moment::Deferred => self.reserve_awaited(&mut writer, bytes)?,
+                Moment::Open => self.reserve(&mut writer, bytes)?,
+            };
+            if room == Room::Exhausted {
                 return Ok(Restored::Exhausted);
             }
             let Writer {
@@ -75,6 +99,21 @@ impl Store {
             writer.top.segment.note(bytes, fields.sequence, position);
             return Ok(Restored::Yes);
         }
+    }
+
+    /// Whether a leaf has a record of the same key that is not older. Such a record takes no room, and the same one may be
+    /// restored twice.
+    fn has_newer(&self, writer: &Writer, fields: &RecordFields<'_>) -> bool {
+        let index = &writer.top.index;
+        // SAFETY: the segment holds the runs of all records it indexes.
+        let lookup = index.lookup(fields.signature, |at| unsafe {
+            self.buffer.has_key(at, fields.key)
+        });
+        let Lookup::Found { offset, .. } = lookup else {
+            return false;
+        };
+        // SAFETY: as above.
+        unsafe { self.buffer.record(offset) }.sequence >= fields.sequence
     }
 
     /// Fetches the lines that a record will be stored to, and its place in the index: unlocking a partition
