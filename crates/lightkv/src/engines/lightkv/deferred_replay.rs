@@ -109,7 +109,11 @@ impl Store {
             return Ok(());
         }
         for position in positions {
-            let read = history.read(position)?;
+            let read = match history.read(position) {
+                // All is in the buffer by now, and the file may have been recycled.
+                Err(_) if !deferred.is_under_way() => return Ok(()),
+                read => read?,
+            };
             if recovery::restore_newest(self, &read.entry(), key)? {
                 break;
             }

@@ -709,7 +709,8 @@ impl Store {
         deadline.check(ROOM_INTERVAL)?;
         let patience = waiting.get_or_insert_with(|| Patience::new(self.sizes.room_wait_max));
         self.health.check()?;
-        if patience.is_over() {
+        // A large buffer may take longer than that to be read back, and is flushed behind it.
+        if patience.is_over() && !self.deferred_replay.is_under_way() {
             return Err(Error::BufferFull {
                 limit_bytes: self.buffer.limit_bytes(),
             });

@@ -253,8 +253,11 @@ impl<'a> Replay<'a> {
                 &guard,
             )?;
             match restored {
-                Restored::Yes => self.references.note(fields.kind, fields.value),
-                Restored::Flushed | Restored::Superseded => {}
+                // The newer one may be lost with a power loss, and this one count again.
+                Restored::Yes | Restored::Superseded => {
+                    self.references.note(fields.kind, fields.value);
+                }
+                Restored::Flushed => {}
                 Restored::Exhausted => return Err(Stop::Exhausted),
             }
         }
@@ -273,8 +276,10 @@ impl<'a> Replay<'a> {
                     partition,
                     &guard,
                 )? {
-                    Restored::Yes => self.references.note(fields.kind, fields.value),
-                    Restored::Flushed | Restored::Superseded => {}
+                    Restored::Yes | Restored::Superseded => {
+                        self.references.note(fields.kind, fields.value);
+                    }
+                    Restored::Flushed => {}
                     Restored::Exhausted => {
                         drop(guard);
                         self.store.flush_for_restore()?;

@@ -72,6 +72,8 @@ impl Store {
                 continue;
             }
             if self.has_newer(&writer, fields) {
+                // The newer one may not be synced: until its leaf is flushed, which syncs it, the journal keeps this one, too.
+                writer.top.segment.note(0, fields.sequence, position);
                 return Ok(Restored::Superseded);
             }
             let room = match moment {
