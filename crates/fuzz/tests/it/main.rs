@@ -58,7 +58,7 @@ macro_rules! short_runs {
 }
 
 short_runs! {
-    block stored_block footer properties offsets leaf table_file journal_file pool_header
+    block stored_block footer properties offsets leaf table_file journal_file journal_index pool_header
     allocation_table pool journal_entry run_of_records pool_image value_file manifest_snapshot
     manifest_edits manifest_file hikv_root hikv_item hikv_redo hikv_log hikv_entry_file hikv_store import_tsv
     import_csv import_jsonl
