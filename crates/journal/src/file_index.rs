@@ -29,7 +29,7 @@ pub(crate) const INDEX_HEADER_LEN_BYTES: usize = 96;
 pub(crate) const CRC_AT: usize = 88;
 const WORD_LEN_BYTES: usize = 8;
 
-/// A file gets an index of an eighth of its own length at most: an entry takes more than this even with the shortest key, but deletes do not.
+/// A file gets an index of an eighth of its own length at most. Entries of one key take nearly always more than this; short ones of batches and deletes may not.
 const FILE_BYTES_PER_WORD: u64 = 64;
 
 /// How many words the index of a file of that length may have.
@@ -158,11 +158,11 @@ impl FileIndex {
         let start = self
             .words
             .partition_point(|&other| other < word(signature, 0));
-        let same = self.words[start..]
-            .iter()
-            .take_while(move |&&word| (word >> 32) as u32 == signature);
-        let count = same.count();
-        let places = self.words[start..start + count].iter().rev();
+        // A key that is always written to has as many words as the file has entries.
+        let end = self
+            .words
+            .partition_point(|&other| other <= word(signature, FILE_LEN_MAX_BYTES));
+        let places = self.words[start..end].iter().rev();
         places.map(|&word| (word & u64::from(u32::MAX)) * ENTRY_ALIGNMENT_BYTES as u64)
     }
 }

@@ -32,7 +32,7 @@ fn killed() -> (Medium, Map) {
     // Some behind it, so that most of that is in full files.
     put_all(&db, &mut map, RECORDS..RECORDS + 800, 0, 100);
     assert_eq!(db.stats().counters.flushes, 0);
-    // Files of short records and of deletes get none: nothing would be gained.
+    // One that has many deletes may get none.
     wait_until(|| {
         let entries = medium.vfs.list("/store/journal".as_ref()).unwrap();
         let is_index = |entry: &&DirectoryEntry| entry.name.ends_with(".index");
