@@ -1,7 +1,7 @@
 //! Opening a store: `docs/internals/recovery.md`.
 //!
 //! ```text
-//! lock -> manifest -> tables listed -> records read back -> strays removed -> journal cut -> writes accepted
+//! lock -> manifest -> tables listed -> files listed -> records read back -> strays removed -> journal cut -> writes accepted
 //! ```
 //!
 //! Nothing is changed before the lock is held and the manifest was read whole. Prefix tree and top leaves
@@ -130,6 +130,7 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
         lock,
     }));
     store.share_memory_at_open();
+    let found_files = strays::find(&store)?;
     let read_back = if state.pool_identity == 0 {
         journal::recover(&store, &state)?
     } else {
@@ -145,7 +146,7 @@ pub(crate) fn open(directory: &Path, options: &Options) -> Result<Arc<Store>> {
         store.last_sequence.load(Ordering::SeqCst),
         Ordering::Release,
     );
-    strays::remove(&store, &read_back.references)?;
+    strays::remove(&store, &found_files, &read_back.references)?;
     Ok(store)
 }
 

@@ -12,8 +12,44 @@ use super::super::table_set::{table_path, value_path};
 use crate::error::io;
 use crate::{Error, Result};
 
+/// Numbers of the files that an open found.
+#[derive(Debug)]
+pub(super) struct FoundFiles {
+    tables: Vec<u64>,
+    values: Vec<u64>,
+}
+
+/// Lists tables and value files, also those that no manifest knows.
+///
+/// INVARIANT. The next file number is above all of theirs from here on, before records are read back: where those do not fit the buffer, they are flushed,
+/// and a table that a crash kept out of the manifest may have the very number that the manifest would give next.
+pub(super) fn find(store: &Store) -> Result<FoundFiles> {
+    let numbers = |name: &str, suffix: &str| {
+        let directory = store.directory.join(name);
+        let entries = store
+            .vfs
+            .list(&directory)
+            .map_err(|error| io(&directory, "list", error))?;
+        let numbers: Vec<u64> = entries
+            .iter()
+            .filter_map(|entry| entry.name.strip_suffix(suffix)?.parse().ok())
+            .collect();
+        Ok::<_, Error>(numbers)
+    };
+    let found = FoundFiles {
+        tables: numbers("tables", ".table")?,
+        values: numbers("values", ".value")?,
+    };
+    if let Some(last) = found.tables.iter().chain(&found.values).max() {
+        store
+            .next_file_number
+            .fetch_max(last + 1, Ordering::Relaxed);
+    }
+    Ok(found)
+}
+
 /// Removes files that a crash left without a name in the manifest or a record.
-pub(super) fn remove(store: &Store, referenced: &HashSet<u64>) -> Result<()> {
+pub(super) fn remove(store: &Store, found: &FoundFiles, referenced: &HashSet<u64>) -> Result<()> {
     let (tables, values) = store.manifest.state(|state| {
         let tables: HashSet<u64> = state.tables.keys().copied().collect();
         let values: HashSet<u64> = state
@@ -23,50 +59,35 @@ pub(super) fn remove(store: &Store, referenced: &HashSet<u64>) -> Result<()> {
             .collect();
         (tables, values)
     });
-    let remove = |name: &str,
-                  suffix: &str,
-                  path: fn(&Path, u64) -> PathBuf,
-                  keep: &dyn Fn(u64) -> bool| {
-        let directory = store.directory.join(name);
-        let entries = store
-            .vfs
-            .list(&directory)
-            .map_err(|error| io(&directory, "list", error))?;
-        for entry in entries {
-            let number = entry
-                .name
-                .strip_suffix(suffix)
-                .and_then(|stem| stem.parse::<u64>().ok());
-            let Some(number) = number else { continue };
-            // Numbers are never used twice, not even those of files that no manifest knew.
-            store
-                .next_file_number
-                .fetch_max(number + 1, Ordering::Relaxed);
-            if !keep(number) {
-                let path = path(&store.directory, number);
-                // An ordinary file's pool may have lost after a power loss what a table kept.
-                let is_ordered =
-                    store.journal.get().is_some() || store.acknowledged_survives_power_loss();
-                if name == "tables" && is_ordered {
-                    check_stray(store, &path, number)?;
-                }
-                tracing::info!(path = %path.display(), "removing a file that no record refers to");
-                match store.vfs.remove_file(&path) {
-                    // A handle that was closed a moment ago removed it first: its last reader may let go
-                    // of a retired table at any time.
-                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                    other => other.map_err(|error| io(path, "remove", error))?,
-                }
-            }
+    // An ordinary file's pool may have lost after a power loss what a table kept.
+    let is_ordered = store.journal.get().is_some() || store.acknowledged_survives_power_loss();
+    for &number in found
+        .tables
+        .iter()
+        .filter(|number| !tables.contains(number))
+    {
+        let path = table_path(&store.directory, number);
+        if is_ordered {
+            check_stray(store, &path, number)?;
         }
-        Ok::<(), Error>(())
-    };
-    remove("tables", ".table", table_path, &|number| {
-        tables.contains(&number)
-    })?;
-    remove("values", ".value", value_path, &|number| {
-        values.contains(&number) || referenced.contains(&number)
-    })
+        remove_file(store, path)?;
+    }
+    for &number in &found.values {
+        if !values.contains(&number) && !referenced.contains(&number) {
+            remove_file(store, value_path(&store.directory, number))?;
+        }
+    }
+    Ok(())
+}
+
+fn remove_file(store: &Store, path: PathBuf) -> Result<()> {
+    tracing::info!(path = %path.display(), "removing a file that no record refers to");
+    match store.vfs.remove_file(&path) {
+        // A handle that was closed a moment ago removed it first: its last reader may let go
+        // of a retired table at any time.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => other.map_err(|error| io(path, "remove", error)),
+    }
 }
 
 /// Refuses to remove a table with records that neither the manifest nor the buffer knows of. A table that
