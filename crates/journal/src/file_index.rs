@@ -64,7 +64,7 @@ pub(crate) struct FileIndex {
     /// Where the seal is.
     pub(crate) end_offset: u64,
     pub(crate) next_generation: u64,
-    /// Number of the last record.
+    /// The largest number of its records.
     pub(crate) last_sequence: u64,
     /// The highest synced position that an entry remembers.
     pub(crate) synced: JournalPosition,
@@ -122,8 +122,8 @@ impl FileIndex {
         };
         let is_possible = u32_at(header, 12) <= 1
             && u32_at(header, CRC_AT + 4) == 0
-            && (index.generation + 1..=JournalPosition::GENERATION_MAX)
-                .contains(&index.next_generation)
+            && index.next_generation > index.generation
+            && index.next_generation <= JournalPosition::GENERATION_MAX
             && (FILE_HEADER_LEN_BYTES as u64..=FILE_LEN_MAX_BYTES).contains(&index.end_offset)
             && index.words.is_sorted();
         is_possible.then_some(index)
@@ -151,6 +151,11 @@ impl FileIndex {
         let mut bytes = vec![0; len.min(len_max)];
         file.read_exact_at(&mut bytes, 0).ok()?;
         FileIndex::decode(&bytes)
+    }
+
+    /// Bytes of memory that the words take.
+    pub(crate) fn words_bytes(&self) -> u64 {
+        (self.words.capacity() * WORD_LEN_BYTES) as u64
     }
 
     /// Where entries are that may have keys of a signature, the newest first.
@@ -223,7 +228,8 @@ impl GrowingIndex {
         };
         self.words
             .extend(signatures.iter().map(|&signature| word(signature, offset)));
-        self.last_sequence = last_sequence;
+        // The entry that says what a replay has synced carries an old number.
+        self.last_sequence = self.last_sequence.max(last_sequence);
         self.synced = synced;
     }
 

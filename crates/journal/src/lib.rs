@@ -58,5 +58,6 @@ pub use options::{JournalOptions, Truncation};
 pub use payload::Payload;
 pub use position::JournalPosition;
 pub use recovery::{
-    DeferredEntry, DeferredHistory, FinishedRecovery, Recovered, ReplayBatch, ReplayedEntry,
+    DeferredAmount, DeferredEntry, DeferredHistory, FinishedRecovery, Recovered, ReplayBatch,
+    ReplayedEntry,
 };

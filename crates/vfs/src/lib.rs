@@ -125,8 +125,8 @@ pub trait Vfs: Debug + Send + Sync + 'static {
     fn available_bytes(&self, path: &Path) -> io::Result<u64>;
     /// Tells how many files will be open at once, so that no later open waits while the system makes room for their descriptors. A hint.
     fn expect_open_files(&self, _count: usize) {}
-    /// What tells this use of the file system that holds `path` from all others, from its mounting to its end: while it stays the same neither
-    /// machine nor volume has lost power, and what was written is there, synced or not. `None` if that is not known.
+    /// What tells the directory `path` in this use of its file system from all others, from its mounting to its end: while it stays the same neither
+    /// machine nor volume has lost power, and what was written to files there is there, synced or not. `None` if that is not known.
     fn mount_identity(&self, _path: &Path) -> Option<u128> {
         None
     }

@@ -75,6 +75,7 @@ struct State {
     faults: FaultPlan,
     capacity_bytes: Option<u64>,
     sync_duration: Duration,
+    read_bytes_per_second: u64,
     offers_direct: bool,
     observer: Option<Observer>,
     /// The same in images of a kill, another one in those of a power loss.
@@ -116,6 +117,7 @@ impl MemoryVfs {
             faults: FaultPlan::default(),
             capacity_bytes,
             sync_duration: Duration::ZERO,
+            read_bytes_per_second: u64::MAX,
             offers_direct: false,
             observer: None,
             mount_identity: FIRST_MOUNT,
@@ -193,6 +195,12 @@ impl MemoryVfs {
     /// something to group.
     pub fn set_sync_duration(&self, duration: Duration) {
         self.shared.state.lock().sync_duration = duration;
+    }
+
+    /// Makes every read take as long as on a device that gives so many bytes a second; several reads do not wait for each other. `u64::MAX`: no
+    /// time at all.
+    pub fn set_read_rate(&self, bytes_per_second: u64) {
+        self.shared.state.lock().read_bytes_per_second = bytes_per_second;
     }
 
     /// From now on files that are [opened so](Vfs::open_direct) ask for whole sectors, as on a device; before, they are like all
@@ -444,9 +452,17 @@ impl MemoryFile {
 
 impl VfsFile for MemoryFile {
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        let mut state = self.shared.state.lock();
-        state.faults.check(Operation::Read, &[&self.path])?;
-        self.node.content.lock().read_exact_at(buffer, offset)
+        let bytes_per_second = {
+            let mut state = self.shared.state.lock();
+            state.faults.check(Operation::Read, &[&self.path])?;
+            self.node.content.lock().read_exact_at(buffer, offset)?;
+            state.read_bytes_per_second
+        };
+        if bytes_per_second < u64::MAX {
+            let seconds = buffer.len() as f64 / bytes_per_second as f64;
+            std::thread::sleep(Duration::from_secs_f64(seconds));
+        }
+        Ok(())
     }
 
     fn read_at_least(&self, buffer: &mut [u8], len_min: usize, offset: u64) -> io::Result<usize> {

@@ -55,15 +55,22 @@ impl Vfs for RealVfs {
         }))
     }
 
-    /// The kernel's random number of this boot, and the number of the mount, which it uses once (since Linux 6.8). A volume that lost power while the
-    /// machine did not has to be mounted anew.
+    /// The kernel's random number of this boot, and the number of the mount, which it uses once (since Linux 6.8): a volume that lost power while the
+    /// machine did not has to be mounted anew. And device and number of the directory: of a snapshot that the file system took, which is of a moment as if
+    /// power had been lost, or of a copy, one of them is another.
     fn mount_identity(&self, path: &Path) -> Option<u128> {
         let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         let boot = u128::from_str_radix(&text.trim().replace('-', ""), 16).ok()?;
-        let unique = StatxFlags::from_bits_retain(STATX_MNT_ID_UNIQUE);
-        let known = rustix::fs::statx(rustix::fs::CWD, path, AtFlags::empty(), unique).ok()?;
+        let wanted = StatxFlags::INO | StatxFlags::from_bits_retain(STATX_MNT_ID_UNIQUE);
+        let known = rustix::fs::statx(rustix::fs::CWD, path, AtFlags::empty(), wanted).ok()?;
         let is_unique = known.stx_mask & STATX_MNT_ID_UNIQUE != 0;
-        is_unique.then(|| boot.wrapping_add(u128::from(known.stx_mnt_id)))
+        let is_numbered = known.stx_mask & StatxFlags::INO.bits() != 0;
+        let device = rustix::fs::makedev(known.stx_dev_major, known.stx_dev_minor);
+        (is_unique && is_numbered).then(|| {
+            boot.wrapping_add(u128::from(known.stx_mnt_id))
+                .wrapping_add(u128::from(known.stx_ino) << 64)
+                .wrapping_add(u128::from(device) << 96)
+        })
     }
 
     fn open_direct(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>> {

@@ -20,6 +20,24 @@ use crate::position::JournalPosition;
 /// Of an entry that somebody needs so much is read at first: most are shorter.
 const FIRST_READ_BYTES: u64 = 4 << 10;
 
+/// How much of history is to be read later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeferredAmount {
+    /// Bytes of entries, their headers included.
+    pub len_bytes: u64,
+    /// Hashes that [`Payload::about`](crate::Payload::about) named for them: as a rule, operations.
+    pub signature_count: u64,
+}
+
+impl DeferredAmount {
+    fn of<'a>(indexes: impl Iterator<Item = &'a FileIndex>) -> Self {
+        indexes.fold(Self::default(), |sum, index| Self {
+            len_bytes: sum.len_bytes + index.end_offset - FILE_HEADER_LEN_BYTES as u64,
+            signature_count: sum.signature_count + index.words.len() as u64,
+        })
+    }
+}
+
 /// A part of history that has not been read.
 #[derive(Debug)]
 pub struct DeferredHistory {
@@ -62,17 +80,17 @@ impl DeferredEntry {
 
 impl Recovered {
     /// Allows [replays](Recovered::replay) to pass over full files whose [indexes](crate::Payload::about) are to be trusted, and returns how
-    /// many bytes of entries these hold. Called before a replay.
+    /// much these hold. Called before a replay.
     ///
     /// They are whole, if not damaged since: an index counts only until the file system is mounted anew, and not if a sync has failed. Costs a
     /// read of each index: 8 bytes a key.
-    pub fn defer(&mut self) -> u64 {
+    pub fn defer(&mut self) -> DeferredAmount {
         let Some(mount_identity) = self
             .vfs
             .mount_identity(&self.directory)
             .filter(|_| !self.distrusts_cache)
         else {
-            return 0;
+            return DeferredAmount::default();
         };
         for (&generation, known) in self.files.range(self.first_live_generation.max(1)..) {
             // What leaves a file by a truncation was never full.
@@ -93,9 +111,7 @@ impl Recovered {
                 }
             }
         }
-        let ends = self.indexes.values().map(|index| index.end_offset);
-        ends.map(|end_offset| end_offset - FILE_HEADER_LEN_BYTES as u64)
-            .sum()
+        DeferredAmount::of(self.indexes.values())
     }
 
     /// Has later replays read everything, whatever is known of it.
@@ -139,10 +155,6 @@ impl DeferredFile {
         self.is_replayed.load(Ordering::Acquire)
     }
 
-    fn len_bytes(&self) -> u64 {
-        self.index.end_offset - FILE_HEADER_LEN_BYTES as u64
-    }
-
     fn damage(&self, offset: u64) -> JournalError {
         let message = format!(
             "no intact entry here, though the file was whole up to {}",
@@ -153,10 +165,16 @@ impl DeferredFile {
 }
 
 impl DeferredHistory {
-    /// Bytes of entries that are not replayed yet.
-    pub fn len_bytes(&self) -> u64 {
+    /// How much is not replayed yet.
+    pub fn left(&self) -> DeferredAmount {
         let unread = self.files.iter().filter(|file| !file.is_replayed());
-        unread.map(DeferredFile::len_bytes).sum()
+        DeferredAmount::of(unread.map(|file| &file.index))
+    }
+
+    /// Bytes of memory that the indexes take.
+    pub fn resident_bytes(&self) -> u64 {
+        let indexes = self.files.iter().map(|file| &file.index);
+        indexes.map(FileIndex::words_bytes).sum()
     }
 
     /// Where entries that are not replayed yet may say something of a key with this hash, the newest first: those that

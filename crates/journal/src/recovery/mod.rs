@@ -98,7 +98,7 @@ mod finish;
 mod replay;
 mod staged;
 
-pub use deferred::{DeferredEntry, DeferredHistory};
+pub use deferred::{DeferredAmount, DeferredEntry, DeferredHistory};
 pub use replay::ReplayBatch;
 
 /// One intact entry, in the order of appending.

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lightkv_journal::{
-    DeferredHistory, FinishedRecovery, Journal, JournalError, ReplayError, ReplayedEntry,
+    DeferredHistory, FinishedRecovery, Journal, JournalError, Payload, ReplayError, ReplayedEntry,
 };
 use lightkv_vfs::{Fault, FaultKind, MemoryVfs, OpenMode, Operation, Vfs};
 
 use crate::store::{
     FILE_BYTES, Manifest, Replayed, Store, directory, file_of, payload, read_file, replay,
-    signature,
+    signature, staging_names, write_file,
 };
 
 const LEN: usize = 900;
@@ -44,12 +44,16 @@ fn filled(entries: u64) -> Store {
     for _ in 0..entries {
         store.append(LEN).unwrap();
     }
+    wait_for_indexes(&store);
+    store
+}
+
+fn wait_for_indexes(store: &Store) {
     let start = Instant::now();
     while (indexes(&store.vfs).len() as u64) < store.journal.counters().rotations {
         assert!(start.elapsed() < Duration::from_secs(100), "no indexes");
         std::thread::sleep(Duration::from_millis(1));
     }
-    store
 }
 
 fn note(entries: &mut Replayed, entry: &ReplayedEntry<'_>) {
@@ -97,13 +101,13 @@ fn what_an_open_passes_over_comes_back_whole() {
     let deferred = finished.deferred.expect("full files");
     assert!(entries.len() < 2 * (FILE_BYTES as usize / LEN), "{through}");
     assert_eq!(entries[0].0, through + 1);
-    let deferred_bytes = deferred.len_bytes();
+    let deferred_bytes = deferred.left().len_bytes;
     assert_eq!(
         finished.journal.live_bytes(),
         deferred_bytes + (entries.len() * 936) as u64
     );
     let mut earlier = replay_deferred(&deferred).unwrap();
-    assert_eq!(deferred.len_bytes(), 0);
+    assert_eq!(deferred.left().len_bytes, 0);
     assert_eq!(earlier.len() as u64, through);
     entries.append(&mut earlier);
     entries.sort();
@@ -311,4 +315,28 @@ fn indexes_go_with_their_files() {
     let paths = indexes(&image);
     assert!(!paths.contains(&stray));
     assert!(paths.contains(&other), "it is not ours");
+}
+
+/// The entry that says what a replay has synced carries the number of the last record of that replay. Where it was the last one of a full file, and the
+/// process died in the first one of the next, the numbers of all between would have been given again.
+#[test]
+fn an_entry_with_an_old_number_at_the_end_of_a_file_takes_no_numbers_back() {
+    const FULL: u64 = 13;
+    let mut store = Store::create();
+    for _ in 0..FULL {
+        store.append(LEN).unwrap();
+    }
+    let payload = Payload::new(&[]).unwrap().about(&[]);
+    store.journal.append_payload(&payload, 1, || 1).unwrap();
+    assert_eq!(store.journal.counters().rotations, 0);
+    let torn = store.append(LEN).unwrap().position;
+    assert_eq!(store.journal.counters().rotations, 1);
+    wait_for_indexes(&store);
+    let image = store.vfs.kill_image();
+    for name in staging_names(&image) {
+        write_file(&image, &directory().join(name), &[0; 64], torn.offset());
+    }
+    let (entries, through, finished) = open_deferring(&image, &store.manifest);
+    assert!(entries.is_empty() && finished.unwrap().deferred.is_some());
+    assert_eq!(through, FULL);
 }

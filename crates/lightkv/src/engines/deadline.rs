@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 pub(crate) struct Deadline(Option<Instant>);
 
 impl Deadline {
+    /// As long as it takes.
+    pub(crate) const NONE: Self = Self(None);
+
     /// That of a write which begins now. A moment beyond what the clock can tell is none.
     #[inline]
     pub(crate) fn of(options: WriteOptions) -> Self {

@@ -6,6 +6,7 @@ mod deferred;
 mod image;
 mod journal;
 mod log;
+mod slow_replay;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

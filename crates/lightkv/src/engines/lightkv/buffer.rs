@@ -6,9 +6,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use lightkv_journal::DeferredAmount;
 use lightkv_pmem::{Arena, LineTail, Pool, Run, SourceKind, prefetch_store};
 use parking_lot::{Mutex, RwLock};
 
+use super::journal_entry_layout::HEAD_LEN;
 use super::pool_image_layout::CleanMark;
 use super::record_layout::{
     ALIGNMENT, BATCH_EXTENSION_LEN, Extent, HEADER_LEN, Place, Record, RecordFields, encode_header,
@@ -27,6 +29,15 @@ const AHEAD_BYTES_MAX: u64 = 128 << 20;
 /// What may be resident beyond the limit, as a part of it.
 const SURPLUS_PART: u64 = 16;
 
+/// A leaf leaves so many of its runs half unused: its last one, and those that were the last of what it was split from.
+const UNUSED_HALVES: f64 = 2.0;
+/// A leaf that is split at some length has this part of it on average.
+const LEAF_PART: f64 = 0.75;
+/// A run that takes no more room for a byte of records is short enough.
+const ROOM_PER_BYTE_ENOUGH: f64 = 1.0 + 1.0 / 16.0;
+/// So much longer a record may be here than as an operation of the journal.
+const RECORD_BESIDE_JOURNAL_BYTES: u64 = (HEADER_LEN - HEAD_LEN) as u64 + ALIGNMENT;
+
 /// Kind code of runs that hold records, in the pool's allocation table.
 const RUN_KIND_RECORDS: u8 = 1;
 /// Kind code of the run without content that a clean close leaves: see `pool_image`.
@@ -40,6 +51,8 @@ pub(crate) struct WriteBuffer {
     /// Whether records survive in the pool and so carry checksums.
     persistent: bool,
     chunk_bytes: u64,
+    /// A leaf that has more is split.
+    split_bytes: u64,
     /// Changes with what else needs memory: see `memory.rs`.
     limit_bytes: AtomicU64,
     /// Follows the limit.
@@ -84,6 +97,7 @@ impl WriteBuffer {
         pool_identity: u64,
         persistent: bool,
         chunk_bytes: u64,
+        split_bytes: u64,
         limit_bytes: u64,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -91,6 +105,7 @@ impl WriteBuffer {
             pool_identity,
             persistent,
             chunk_bytes,
+            split_bytes,
             limit_bytes: AtomicU64::new(limit_bytes),
             flush_mark_bytes: AtomicU64::new(Sizes::flush_mark_bytes(limit_bytes)),
             used_bytes: AtomicU64::new(0),
@@ -197,10 +212,10 @@ impl WriteBuffer {
         self.pool.release();
     }
 
-    /// Keeps so much room for records that are still to be restored, instead of what was kept before.
-    pub(crate) fn await_records(&self, bytes: u64) {
+    /// Keeps so much room for records that are still to be restored, instead of what was kept before, which it returns.
+    pub(crate) fn await_records(&self, bytes: u64) -> u64 {
         // Relaxed: who sees it late has the room that it was about.
-        self.awaited_bytes.store(bytes, Ordering::Relaxed);
+        self.awaited_bytes.swap(bytes, Ordering::Relaxed)
     }
 
     /// A run with room for one record of `record_bytes`; `None` when the buffer is full.
@@ -212,8 +227,16 @@ impl WriteBuffer {
         )
     }
 
-    /// A run for a record that room is kept for. Beyond the limit, too: a record of the journal is longer than it is here, but the last chunks of
-    /// partitions are not full.
+    /// What records take that are still to be restored. An estimate, exact to a tenth for records that are all as long
+    /// (`docs/benchmarks.md`, "Records and chunks").
+    pub(crate) fn room_for(&self, records: DeferredAmount) -> u64 {
+        let bytes = records.len_bytes + records.signature_count * RECORD_BESIDE_JOURNAL_BYTES;
+        let mean_bytes = bytes / records.signature_count.max(1);
+        let chunks = self.run_chunks(mean_bytes);
+        (bytes as f64 * self.room_per_byte(mean_bytes, chunks)) as u64
+    }
+
+    /// A run for a record that room is kept for. Beyond the limit, too, if it was too little.
     pub(crate) fn allocate_awaited(
         self: &Arc<Self>,
         record_bytes: u64,
@@ -226,7 +249,57 @@ impl WriteBuffer {
         record_bytes: u64,
         limit_bytes: u64,
     ) -> Result<Option<Arc<RunHandle>>> {
-        let units = record_bytes.div_ceil(self.chunk_bytes).max(1);
+        let packed = self.run_chunks(record_bytes);
+        match self.allocate_chunks(packed, limit_bytes)? {
+            // Where so many are not free in a row, fewer may be.
+            None => {
+                let least = self.least_chunks(record_bytes);
+                match least < packed {
+                    true => self.allocate_chunks(least, limit_bytes),
+                    false => Ok(None),
+                }
+            }
+            run => Ok(run),
+        }
+    }
+
+    fn least_chunks(&self, record_bytes: u64) -> u64 {
+        record_bytes.div_ceil(self.chunk_bytes).max(1)
+    }
+
+    /// How many chunks the run of such a record has: those that take the least room if all records are as long. One chunk of 8 KiB has room for one record of
+    /// 4 KiB and its header, four have for seven; but each leaf leaves the ends of its runs unused, the more the longer they are.
+    fn run_chunks(&self, record_bytes: u64) -> u64 {
+        let mut chunks = self.least_chunks(record_bytes);
+        let mut best = (chunks, self.room_per_byte(record_bytes, chunks));
+        // More cannot be better than what their ends cost.
+        while best.1 > ROOM_PER_BYTE_ENOUGH && self.room_per_byte_of_ends(chunks + 1) < best.1 {
+            chunks += 1;
+            let room = self.room_per_byte(record_bytes, chunks);
+            if room < best.1 {
+                best = (chunks, room);
+            }
+        }
+        best.0
+    }
+
+    /// What a byte of a record takes if all are so long, in runs of so many chunks.
+    fn room_per_byte(&self, record_bytes: u64, chunks: u64) -> f64 {
+        let run_bytes = chunks * self.chunk_bytes;
+        let used_bytes = run_bytes - run_bytes % record_bytes.max(1);
+        run_bytes as f64 / used_bytes as f64 * self.room_per_byte_of_ends(chunks)
+    }
+
+    fn room_per_byte_of_ends(&self, chunks: u64) -> f64 {
+        let run_bytes = (chunks * self.chunk_bytes) as f64;
+        1.0 + UNUSED_HALVES * run_bytes / 2.0 / (LEAF_PART * self.split_bytes as f64)
+    }
+
+    fn allocate_chunks(
+        self: &Arc<Self>,
+        units: u64,
+        limit_bytes: u64,
+    ) -> Result<Option<Arc<RunHandle>>> {
         let bytes = units * self.chunk_bytes;
         // Reserve first, so that concurrent writers cannot pass the limit together.
         let used = self.used_bytes.fetch_add(bytes, Ordering::Relaxed);

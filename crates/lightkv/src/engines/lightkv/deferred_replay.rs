@@ -19,21 +19,40 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use lightkv_journal::DeferredHistory;
 use parking_lot::Mutex;
 
+use super::deadline::Deadline;
 use super::recovery;
 use super::store::Store;
-use crate::Result;
+use crate::{Error, Result};
 
 /// The part of the journal that is replayed while the store is in use.
 #[derive(Debug, Default)]
 pub(crate) struct DeferredReplay {
     is_under_way: AtomicBool,
     history: Mutex<Option<Arc<DeferredHistory>>>,
-    /// Keys of which nothing in it is needed any more, though it has not all been replayed.
-    brought_back: Mutex<HashSet<Box<[u8]>>>,
+    brought_back: Mutex<BroughtBack>,
+}
+
+/// Keys of which nothing in the journal is needed any more, though it has not all been replayed.
+#[derive(Debug, Default)]
+struct BroughtBack {
+    keys: HashSet<Box<[u8]>>,
+    memory_bytes: u64,
+}
+
+/// What a key takes beside its bytes: its place in the set, and what the allocator has for it.
+const KEY_BESIDE_BYTES: u64 = 48;
+
+impl BroughtBack {
+    fn insert(&mut self, key: &[u8]) {
+        if self.keys.insert(key.into()) {
+            self.memory_bytes += key.len() as u64 + KEY_BESIDE_BYTES;
+        }
+    }
 }
 
 impl DeferredReplay {
@@ -46,7 +65,13 @@ impl DeferredReplay {
 
     /// Bytes of the journal that are missing in the buffer.
     pub(crate) fn left_bytes(&self) -> u64 {
-        self.history().map_or(0, |history| history.len_bytes())
+        self.history().map_or(0, |history| history.left().len_bytes)
+    }
+
+    /// What is known of them meanwhile, in bytes of memory.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let history_bytes = self.history().map_or(0, |history| history.resident_bytes());
+        history_bytes + self.brought_back.lock().memory_bytes
     }
 
     fn history(&self) -> Option<Arc<DeferredHistory>> {
@@ -57,9 +82,12 @@ impl DeferredReplay {
 impl Store {
     /// Leaves a part of the journal for later. Before anybody uses the store.
     pub(crate) fn defer_replay(&self, history: DeferredHistory) {
-        let left_bytes = history.len_bytes();
-        tracing::debug!(left_bytes, "a part of the journal is replayed later");
-        self.buffer.await_records(left_bytes);
+        let left = history.left();
+        tracing::debug!(
+            left_bytes = left.len_bytes,
+            "a part of the journal is replayed later"
+        );
+        self.buffer.await_records(self.buffer.room_for(left));
         *self.deferred_replay.history.lock() = Some(Arc::new(history));
         self.deferred_replay
             .is_under_way
@@ -76,7 +104,7 @@ impl Store {
         deferred.is_under_way.store(false, Ordering::Release);
         self.buffer.await_records(0);
         *deferred.history.lock() = None;
-        *deferred.brought_back.lock() = HashSet::new();
+        *deferred.brought_back.lock() = BroughtBack::default();
         tracing::debug!("all of the journal is replayed");
         Ok(())
     }
@@ -85,15 +113,17 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Of the replay, which then has poisoned the store; [`Error::Closed`](crate::Error::Closed).
-    pub(crate) fn wait_for_replay(&self) -> Result<()> {
-        match self.deferred_replay.is_under_way() {
-            true => {
-                let is_done = || !self.deferred_replay.is_under_way();
-                self.background.wait_until(self, is_done)
-            }
-            false => Ok(()),
+    /// Of the replay, which then has poisoned the store; [`Error::Closed`], [`Error::DeadlineExceeded`].
+    pub(crate) fn wait_for_replay(&self, deadline: Deadline) -> Result<()> {
+        if !self.deferred_replay.is_under_way() {
+            return Ok(());
         }
+        let mut in_time = Ok(());
+        self.background.wait_until(self, || {
+            in_time = deadline.check(Duration::ZERO);
+            in_time.is_err() || !self.deferred_replay.is_under_way()
+        })?;
+        in_time
     }
 
     /// Has the newest record of a key in the buffer, if the journal has one that was not replayed: see rule 1.
@@ -105,8 +135,12 @@ impl Store {
             return Ok(());
         };
         let mut positions = history.positions_of(signature).peekable();
-        if positions.peek().is_none() || deferred.brought_back.lock().contains(key) {
+        if positions.peek().is_none() || deferred.brought_back.lock().keys.contains(key) {
             return Ok(());
+        }
+        // A replay that has failed never ends, and another handle may have the files by now.
+        if self.health.is_closed() {
+            return Err(Error::Closed);
         }
         for position in positions {
             let read = match history.read(position) {
@@ -118,7 +152,7 @@ impl Store {
                 break;
             }
         }
-        deferred.brought_back.lock().insert(key.into());
+        deferred.brought_back.lock().insert(key);
         Ok(())
     }
 }
@@ -168,7 +202,7 @@ mod tests {
         let history = store.deferred_replay.history().unwrap();
         let position = history.positions_of(signature).next().unwrap();
         let read = history.read(position).unwrap();
-        store.wait_for_replay().unwrap();
+        store.wait_for_replay(Deadline::NONE).unwrap();
         assert_eq!(
             store.get(b"key", u64::MAX).unwrap().as_deref(),
             Some(&b"old"[..])

@@ -64,7 +64,7 @@ pub(crate) struct MemoryParts {
     pub(crate) buffer: u64,
     /// Journal files that are being written or made ready.
     pub(crate) journal: u64,
-    /// Prefix tree, top leaves and frozen leaves, marks of what was read of them.
+    /// Prefix tree, top leaves and frozen leaves, marks of what was read of them, and what is known of records that are still to be restored.
     pub(crate) leaves: u64,
     /// Sorted views of leaves.
     pub(crate) sorted_views: u64,
@@ -223,6 +223,7 @@ impl Store {
         let tree = self.tree(&guard);
         parts.leaves += tree.memory_bytes() as u64;
         parts.leaves += self.read_marks.memory_bytes() + self.record_hints.memory_bytes();
+        parts.leaves += self.deferred_replay.memory_bytes();
         for partition in tree.leaves() {
             parts.descriptions += DESCRIPTION_BYTES;
             let view = partition.view(&guard);

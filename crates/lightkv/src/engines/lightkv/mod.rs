@@ -53,6 +53,7 @@ use crate::engine::{Engine, EngineScan};
 use crate::{Durability, Error, Options, Result, Stats, Value, VerifyReport, WriteOptions};
 
 // What the engines share, under the names that this one's modules know it by.
+use super::deadline::Deadline;
 use super::readers::wait_for_readers;
 use super::{counters, deadline, health, in_flight, manifest, readers, snapshots};
 
@@ -216,7 +217,7 @@ impl Engine for LightKv {
     }
 
     fn delete_range(self: Arc<Self>, range: &KeyRange, options: WriteOptions) -> Result<()> {
-        self.store.wait_for_replay()?;
+        self.store.wait_for_replay(Deadline::of(options))?;
         self.store.delete_range(range, options)
     }
 
@@ -226,7 +227,7 @@ impl Engine for LightKv {
 
     fn scan(self: Arc<Self>, range: KeyRange, at: Option<u64>) -> Result<Box<dyn EngineScan>> {
         self.check_open()?;
-        self.store.wait_for_replay()?;
+        self.store.wait_for_replay(Deadline::NONE)?;
         Ok(Box::new(StoreScan::new(self, range, at)))
     }
 
@@ -248,24 +249,24 @@ impl Engine for LightKv {
     }
 
     fn flush(&self) -> Result<()> {
-        self.store.wait_for_replay()?;
+        self.store.wait_for_replay(Deadline::NONE)?;
         self.store.flush_all()
     }
 
     fn compact(&self, range: &KeyRange) -> Result<()> {
-        self.store.wait_for_replay()?;
+        self.store.wait_for_replay(Deadline::NONE)?;
         self.store.compact_range(range)
     }
 
     fn checkpoint(self: Arc<Self>, directory: &Path) -> Result<()> {
         self.store.health.check()?;
-        self.store.wait_for_replay()?;
+        self.store.wait_for_replay(Deadline::NONE)?;
         self.store.checkpoint(directory)
     }
 
     fn verify(&self) -> Result<VerifyReport> {
         self.check_open()?;
-        self.store.wait_for_replay()?;
+        self.store.wait_for_replay(Deadline::NONE)?;
         self.store.verify()
     }
 
@@ -282,7 +283,7 @@ impl Engine for LightKv {
         if self.store.health.is_closed() {
             return Ok(());
         }
-        let replayed = self.store.wait_for_replay();
+        let replayed = self.store.wait_for_replay(Deadline::NONE);
         let flushed = match self.store.health.poisoned().or(replayed.err()) {
             Some(error) => Err(error),
             None if self.store.buffer.used_bytes() > CLOSE_KEEPS_BYTES

@@ -709,8 +709,10 @@ impl Store {
         deadline.check(ROOM_INTERVAL)?;
         let patience = waiting.get_or_insert_with(|| Patience::new(self.sizes.room_wait_max));
         self.health.check()?;
-        // A large buffer may take longer than that to be read back, and is flushed behind it.
-        if patience.is_over() && !self.deferred_replay.is_under_way() {
+        if self.deferred_replay.is_under_way() {
+            // A large buffer may take longer than that to be read back, and is flushed behind it: the wait for that has not begun.
+            *patience = Patience::new(self.sizes.room_wait_max);
+        } else if patience.is_over() {
             return Err(Error::BufferFull {
                 limit_bytes: self.buffer.limit_bytes(),
             });

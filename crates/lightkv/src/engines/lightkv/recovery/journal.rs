@@ -81,8 +81,14 @@ pub(super) fn recover(store: &Arc<Store>, state: &ManifestState) -> Result<ReadB
     let mut recovered = Journal::open(store.vfs.clone(), &directory, options)?;
     let deferred_bytes_max = store.buffer.limit_bytes() / 100 * DEFERRED_PERCENT_MAX;
     // What range deletions have deleted must not come back behind the look at what they have left to do.
-    if !state.range_deletions.is_empty() || recovered.defer() > deferred_bytes_max {
+    let deferred_bytes = match state.range_deletions.is_empty() {
+        true => store.buffer.room_for(recovered.defer()),
+        false => 0,
+    };
+    if deferred_bytes > deferred_bytes_max {
         recovered.defer_nothing();
+    } else {
+        store.buffer.await_records(deferred_bytes);
     }
     let replay = Replay::new(store, &directory, Moment::Open);
     replay.run(&mut recovered, state)?;
@@ -127,6 +133,7 @@ pub(super) fn recover(store: &Arc<Store>, state: &ManifestState) -> Result<ReadB
         store.background.queue_settling(replayed_through);
     }
     store.journal.set(journal).expect("set once");
+    store.buffer.await_records(0);
     if let Some(deferred) = finished.deferred {
         store.defer_replay(deferred);
     }
@@ -144,7 +151,8 @@ pub(in super::super) fn replay_deferred(store: &Store, history: &DeferredHistory
         if store.background.is_stopping() {
             return Err(Stop::Failed(Error::Closed));
         }
-        store.buffer.await_records(history.len_bytes());
+        let room_bytes = store.buffer.room_for(history.left());
+        store.buffer.await_records(room_bytes);
         replay.batch(batch)
     });
     match outcome {
@@ -152,7 +160,7 @@ pub(in super::super) fn replay_deferred(store: &Store, history: &DeferredHistory
         Err(ReplayError::Journal(error)) => Err(error.into()),
         Err(ReplayError::Receiver(Stop::Failed(error))) => Err(error),
         Err(ReplayError::Receiver(Stop::Exhausted)) => {
-            // Room was kept for all of it, so this is a bug; the next open replays everything, and flushes in between.
+            // There is address space for twice of what can be left for later, so this is a bug; the next open replays everything, and flushes in between.
             history.forget_indexes();
             Err(buffer_full(store))
         }
@@ -206,23 +214,40 @@ impl<'a> Replay<'a> {
 
     /// Side by side if the buffer holds everything, else one after the other.
     fn run(&self, recovered: &mut Recovered, state: &ManifestState) -> Result<()> {
-        let outcome = recovered.replay_in_parallel(thread_count(), |batch| self.batch(batch));
-        match outcome {
-            Ok(()) => return Ok(()),
-            Err(ReplayError::Journal(error)) => return Err(error.into()),
-            Err(ReplayError::Receiver(Stop::Failed(error))) => return Err(error),
-            Err(ReplayError::Receiver(Stop::Exhausted)) => {}
+        let begin_anew = || {
+            let tree = build_tree(state, &self.store.tables);
+            self.store.forget_restored(tree)
+        };
+        if self.side_by_side(recovered)? {
+            return Ok(());
         }
+        begin_anew()?;
         // In the order of numbers is from the oldest file on.
         recovered.defer_nothing();
-        self.store
-            .forget_restored(build_tree(state, &self.store.tables))?;
+        // Without the room that was kept for what was to be left for later, everything may fit.
+        if self.store.buffer.await_records(0) > 0 {
+            if self.side_by_side(recovered)? {
+                return Ok(());
+            }
+            begin_anew()?;
+        }
         recovered
             .replay(|entry| self.entry_in_order(&entry))
             .map_err(|error| match error {
                 ReplayError::Journal(error) => error.into(),
                 ReplayError::Receiver(error) => error,
             })
+    }
+
+    /// False if the buffer has no room for all of it.
+    fn side_by_side(&self, recovered: &mut Recovered) -> Result<bool> {
+        let outcome = recovered.replay_in_parallel(thread_count(), |batch| self.batch(batch));
+        match outcome {
+            Ok(()) => Ok(true),
+            Err(ReplayError::Receiver(Stop::Exhausted)) => Ok(false),
+            Err(ReplayError::Receiver(Stop::Failed(error))) => Err(error),
+            Err(ReplayError::Journal(error)) => Err(error.into()),
+        }
     }
 
     fn batch(&self, batch: &ReplayBatch) -> std::result::Result<(), Stop> {

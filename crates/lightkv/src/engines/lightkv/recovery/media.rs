@@ -17,6 +17,10 @@ const EXTENT_BYTES_MAX: u64 = 32 << 20;
 const EXTENT_BYTES_MIN: u64 = 4 << 20;
 const EXTENTS_PER_BUDGET: u64 = 16;
 
+/// More than a buffer of volatile memory may ever have to hold, in buffers: three quarters of it are restored behind an open, and take twice their length if
+/// short and long records alternate in the worst way.
+const RESTORED_PER_BUFFER_MAX: u64 = 2;
+
 /// Refuses a pool where the store has none, and none where it has one.
 pub(super) fn check_state(state: &ManifestState, options: &Options) -> Result<()> {
     let message = match (state.pool_identity != 0, options.pmem_path.is_some()) {
@@ -45,7 +49,12 @@ fn pool_options(state: &ManifestState, sizes: &Sizes, options: &Options) -> Pool
         (Some(directory), PoolMedium::Files) => SourceRequest::Directory(directory.clone()),
         (Some(_), PoolMedium::Emulated(medium)) => SourceRequest::Emulated(medium.clone()),
     };
-    let max_bytes = (options.tuning.pool_bytes).unwrap_or(ample_bytes(sizes.buffer_bytes_max));
+    let ample_bytes = ample_bytes(sizes.buffer_bytes_max);
+    let max_bytes = (options.tuning.pool_bytes).unwrap_or(match options.pmem_path {
+        Some(_) => ample_bytes,
+        // Address space only: what a journal gives back while the store is in use may take more than was kept for it, and cannot be flushed meanwhile.
+        None => ample_bytes * RESTORED_PER_BUFFER_MAX,
+    });
     PoolOptions {
         source,
         identity: state.store_identity,
@@ -54,7 +63,7 @@ fn pool_options(state: &ManifestState, sizes: &Sizes, options: &Options) -> Pool
         extent_bytes: options
             .tuning
             .extent_bytes
-            .unwrap_or(max_bytes.min(extent_bytes(sizes))),
+            .unwrap_or(ample_bytes.min(extent_bytes(sizes))),
         segment_unit_bytes: sizes.chunk_bytes as u32,
         block_unit_bytes: 0,
         always_flush: options.tuning.always_flush,
@@ -94,6 +103,7 @@ pub(super) fn open_buffer(
         state.store_identity,
         persistent,
         chunk_bytes,
+        sizes.split_bytes,
         sizes.buffer_bytes,
     ))
 }
