@@ -128,7 +128,7 @@ pub enum Error {
         /// The limit in bytes.
         limit_bytes: usize,
     },
-    /// A batch is larger than [`crate::BATCH_LEN_MAX_BYTES`] or than half of the write buffer.
+    /// A batch is larger than [`crate::BATCH_LEN_MAX_BYTES`] or than a quarter of the write buffer.
     #[error(
         "the batch has {len_bytes} bytes, the largest allowed here has {limit_bytes}; split it, or raise the memory budget"
     )]

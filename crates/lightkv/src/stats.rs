@@ -168,11 +168,14 @@ numbers! {
         tables,
         /// Range deletions that have left records which background work has still to remove.
         range_deletions,
-        /// Bytes of the store's files: tables, spare ones, values, manifest and journal.
+        /// Bytes of what the store has in files: tables, spare ones, values, manifest, and entries of the journal.
         space_bytes,
         /// Bytes of journal that cannot be recycled yet, included in `space_bytes`.
         journal_bytes,
-        /// Of these, bytes that an open has left to be replayed while the store is in use, and that are not yet. 0 soon after the open.
+        /// Bytes of the journal's files, those included that are made ready or kept to be used again; only `journal_bytes` of them are in `space_bytes`. Of a
+        /// budget of 1 GiB, 192 MiB in a new store.
+        journal_file_bytes,
+        /// Of `journal_bytes`, bytes that an open has left to be replayed while the store is in use, and that are not yet. 0 soon after the open.
         unreplayed_bytes,
         /// Bytes of files of tables that are kept for a moment to be written over, at most an eighth of the tables or
         /// 64 KiB, included in `space_bytes`.

@@ -14,7 +14,7 @@ pub(crate) const FIRST_FILE_NUMBER: u64 = 1;
 
 /// Name of the lock file in a store's directory.
 const LOCK_NAME: &str = "LOCK";
-/// Everything that may lie in a store's directory before its manifest does.
+/// Everything that may lie in a store's directory before its manifest does; what is a directory is empty until then.
 const OWN_NAMES: [&str; 5] = [LOCK_NAME, "journal", "tables", "values", "CURRENT.tmp"];
 
 /// Takes the store's lock, creating the directory if that is wanted.
@@ -36,9 +36,8 @@ pub(crate) fn lock(vfs: &dyn Vfs, directory: &Path, create: bool) -> Result<Box<
         let parent = lightkv_vfs::parent_directory(directory);
         vfs.sync_directory(&parent)
             .map_err(|error| io(&parent, "sync", error))?;
-        let entries = vfs
-            .list(directory)
-            .map_err(|error| io(directory, "list", error))?;
+        let list = |path: &Path| vfs.list(path).map_err(|error| io(path, "list", error));
+        let entries = list(directory)?;
         let stranger = entries.iter().find(|entry| {
             // `CURRENT` can only be that of someone who creates the same store at this moment.
             !OWN_NAMES.contains(&entry.name.as_str())
@@ -53,6 +52,21 @@ pub(crate) fn lock(vfs: &dyn Vfs, directory: &Path, create: bool) -> Result<Box<
                     stranger.name
                 ),
             });
+        }
+        // Of a store that has lost its manifest, or somebody else's: a new store would remove what it does not know.
+        for name in ["journal", "tables", "values"] {
+            let path = directory.join(name);
+            if entries.iter().any(|entry| entry.name == name)
+                && let Some(file) = list(&path)?.first()
+            {
+                return Err(Error::Foreign {
+                    message: format!(
+                        "it holds {:?}, but there is no manifest; restore CURRENT and its manifest, or choose an empty or a new directory",
+                        file.name
+                    ),
+                    path,
+                });
+            }
         }
     }
     let path = directory.join(LOCK_NAME);

@@ -475,6 +475,46 @@ fn tables_are_written_over_what_nobody_reads() {
     }
 }
 
+/// What the buffer holds of a large value is a reference. Values that were replaced stayed until references had filled it: two thousand of 2 MB with a
+/// budget of 1 GiB, where a hundred were live.
+#[test]
+fn large_values_that_are_replaced_do_not_stay_until_the_buffer_is_full() {
+    const KEYS: u64 = 10;
+    const LARGE_BYTES: usize = 3000;
+    let tuning = Tuning {
+        large_value_bytes: Some(LARGE_BYTES),
+        ..Tuning::default()
+    };
+    let db = Options::new()
+        .vfs(Arc::new(MemoryVfs::new()))
+        .tuning(tuning)
+        .open("/store")
+        .unwrap();
+    // A leaf for each of the tables that one merge takes, and one that is filled.
+    let most_bytes = 6 * 64 * LARGE_BYTES as u64;
+    for round in 0..500 {
+        for number in 0..KEYS {
+            db.put(key(number), vec![round as u8; LARGE_BYTES]).unwrap();
+        }
+        if round % 100 == 99 {
+            settle(&db);
+            // Files go when their last reader has let go of them.
+            let start = Instant::now();
+            while table_bytes(&db) > most_bytes {
+                assert!(
+                    start.elapsed() < Duration::from_secs(60),
+                    "{}",
+                    table_bytes(&db)
+                );
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+    }
+    for number in 0..KEYS {
+        assert_eq!(db.get(key(number)).unwrap().unwrap()[0], 499_u64 as u8);
+    }
+}
+
 #[test]
 fn a_lower_limit_keeps_less_garbage() {
     let most = |ratio: f64| {

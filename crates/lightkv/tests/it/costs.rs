@@ -1,7 +1,10 @@
 //! What operations cost, counted: figures that do not depend on the machine.
 
+use std::sync::Arc;
+
 use lightkv::{Db, Options, PoolMedium, Tuning};
 use lightkv_pmem::{EmulatedBacking, EmulatedMedium};
+use lightkv_vfs::MemoryVfs;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -416,4 +419,31 @@ fn tables_are_opened_ahead_of_their_readers() {
         assert!(db.get(key(number * 397 % records * 2)).unwrap().is_some());
     }
     assert!(db.stats().counters.since(&before).table_reads <= 100);
+}
+
+/// What the buffer takes for records that are all as long, in chunks of 8 KiB and of 32 KiB: of a run of one chunk, values of half a chunk would leave half
+/// unused. `--nocapture` prints it.
+#[test]
+fn records_leave_little_of_their_runs_unused() {
+    for (budget_bytes, content_bytes) in [(128 << 20, 24 << 20), (1 << 30, 64 << 20)] {
+        for value_bytes in [100, 1000, 4096, 5000, 8192, 16384, 40_000] {
+            let vfs = Arc::new(MemoryVfs::new());
+            let options = Options::new().memory_budget(budget_bytes).vfs(vfs);
+            let db = options.open("/store").unwrap();
+            let record_bytes = RECORD_HEADER_BYTES + 16 + value_bytes;
+            let records = content_bytes / record_bytes;
+            for number in 0..records {
+                db.put(key(number), vec![1; value_bytes as usize]).unwrap();
+            }
+            let stats = db.stats();
+            assert_eq!(stats.counters.flushes, 0);
+            let taken = stats.levels.buffer_bytes as f64 / (records * record_bytes) as f64;
+            let budget_mebibytes = budget_bytes >> 20;
+            println!("{budget_mebibytes} MiB, values of {value_bytes}: {taken:.2}");
+            assert!(
+                taken < 1.3,
+                "{budget_mebibytes} MiB, {value_bytes}: {taken}"
+            );
+        }
+    }
 }

@@ -116,6 +116,9 @@ use store::Store;
 /// Unflushed bytes that a close leaves in the journal: replaying them takes milliseconds.
 const CLOSE_KEEPS_BYTES: u64 = 16 << 20;
 
+/// So many files' worth of the journal may be empty, of which one is that of this open. Each open begins a file, and what it writes there may be little.
+const JOURNAL_FILES_EMPTY_MAX: u64 = 3;
+
 /// How long a close waits for leaves on their way to tables.
 const FLUSHES_WAIT_MAX: Duration = Duration::from_secs(5);
 
@@ -144,6 +147,7 @@ pub(crate) fn open(directory: &Path, options: Options) -> Result<Arc<dyn Engine>
             .map_err(|error| crate::error::io(directory, "start a thread for", error))?;
     }
     engine.store.queue_pending_compactions();
+    engine.flush_what_opens_left();
     if !options.tuning.inline_background {
         engine.store.begin_to_work_ahead();
     }
@@ -153,6 +157,26 @@ pub(crate) fn open(directory: &Path, options: Options) -> Result<Arc<dyn Engine>
 impl LightKv {
     fn has_pool(&self) -> bool {
         self.store.journal.get().is_none()
+    }
+
+    /// Flushes what is in the journal if most of that is room that earlier opens have left unused: a process that is started again and again would add a file
+    /// each time, and flush none.
+    fn flush_what_opens_left(&self) {
+        let store = &self.store;
+        let Some(journal) = store.journal.get() else {
+            return;
+        };
+        let empty_bytes = journal.file_bytes() - journal.live_bytes();
+        if empty_bytes <= JOURNAL_FILES_EMPTY_MAX * store.sizes.journal_file_bytes
+            || store.buffer.used_bytes() > CLOSE_KEEPS_BYTES
+            || store.deferred_replay.is_under_way()
+        {
+            return;
+        }
+        let flushed = store.flush_all().and_then(|()| store.release_journal());
+        if let Err(error) = flushed {
+            tracing::warn!(%error, "the journal keeps files that are nearly empty");
+        }
     }
 
     fn check_open(&self) -> Result<()> {

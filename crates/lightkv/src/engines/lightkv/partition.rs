@@ -224,6 +224,8 @@ pub(crate) struct Writer {
     /// Deletes appended to the top leaf, and how many of them are worth a flush.
     pub(crate) tombstones: u64,
     pub(crate) tombstones_max: u64,
+    /// Bytes in value files that records of the top leaf refer to.
+    pub(crate) value_file_bytes: u64,
     /// A flush of this partition's oldest frozen leaf is running or queued.
     pub(crate) flushing: bool,
     /// A compaction of this partition's tables is running or queued, or the manifest does not know yet that it was joined.
@@ -256,6 +258,7 @@ impl Partition {
                 split_again_bytes: 0,
                 tombstones: 0,
                 tombstones_max,
+                value_file_bytes: 0,
                 flushing: false,
                 compacting: false,
             }),

@@ -83,6 +83,7 @@ impl Store {
         if bytes > self.sizes.freeze_bytes
             || entries >= self.sizes.leaf_entries_max
             || writer.tombstones >= writer.tombstones_max
+            || writer.value_file_bytes >= self.sizes.leaf_value_file_bytes_max
         {
             self.freeze(partition, writer, guard);
         }
@@ -191,6 +192,7 @@ impl Store {
         writer.run = None;
         writer.split_again_bytes = 0;
         writer.tombstones = 0;
+        writer.value_file_bytes = 0;
         if !writer.flushing {
             writer.flushing = true;
             self.background.queue_flush(partition.clone());

@@ -25,6 +25,8 @@ pub(crate) struct Sizes {
     pub(crate) merge_read_bytes_max: u64,
     /// What is written to a table at once.
     pub(crate) table_write_bytes: usize,
+    /// A leaf whose records refer to so much in files of values is frozen: what they have replaced goes with a flush.
+    pub(crate) leaf_value_file_bytes_max: u64,
     /// A leaf with more entries is split or frozen.
     pub(crate) leaf_entries_max: usize,
     /// The paper's `MAX_LEAF_NODES`.
@@ -53,6 +55,9 @@ const PACING_MARK_PERCENT: u64 = 80;
 
 /// What an open has to read at once after a kill is the file that was being filled, and what was on its way out of the one before.
 const JOURNAL_FILE_BYTES_MAX: u64 = 48 << 20;
+
+/// Of the shortest that have files of their own.
+const LARGE_VALUES_PER_LEAF: u64 = 64;
 
 /// Far longer than any flush takes.
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(30);
@@ -159,6 +164,7 @@ impl Sizes {
             .segment_bytes
             .unwrap_or((buffer_bytes / 16).clamp(64 << 10, 16 << 20));
         let split_bytes = (segment_bytes / 4).max(chunk_bytes);
+        let large_value_bytes = tuning.large_value_bytes.unwrap_or(1 << 20);
         let journal_file_bytes = tuning
             .journal_file_bytes
             .unwrap_or_else(|| (buffer_bytes_max / 16).clamp(256 << 10, JOURNAL_FILE_BYTES_MAX));
@@ -183,7 +189,8 @@ impl Sizes {
             // As many as the records of a full buffer take: flushes release them in bursts.
             spare_journal_files_max: (buffer_bytes_max / journal_file_bytes).clamp(4, 32) as usize,
             block_bytes: tuning.block_bytes.unwrap_or(4096),
-            large_value_bytes: tuning.large_value_bytes.unwrap_or(1 << 20),
+            large_value_bytes,
+            leaf_value_file_bytes_max: large_value_bytes as u64 * LARGE_VALUES_PER_LEAF,
             // Decides how much the cache's policy remembers; hardly more is ever left, but on persistent memory.
             cache_bytes: budget / 2,
             budget_bytes: budget,

@@ -102,20 +102,22 @@ impl Store {
         }
         levels.range_deletions = self.range_count() as u64;
         levels.pending_jobs = self.background.pending_jobs(self);
-        let value_bytes: u64 = self
-            .vfs
-            .list(&self.directory.join("values"))
-            .map_or(0, |entries| {
-                entries.iter().map(|entry| entry.len_bytes).sum()
-            });
-        levels.space_bytes += value_bytes + self.manifest.len_bytes();
+        levels.space_bytes += self.files_bytes("values") + self.manifest.len_bytes();
         if let Some(journal) = self.journal.get() {
             levels.journal_bytes = journal.live_bytes();
+            levels.journal_file_bytes = self.files_bytes("journal");
             levels.unreplayed_bytes = self.deferred_replay.left_bytes();
             levels.space_bytes += levels.journal_bytes;
         }
         levels.spare_bytes = self.tables.spares.bytes();
         levels.space_bytes += levels.spare_bytes;
         levels
+    }
+
+    fn files_bytes(&self, sub_directory: &str) -> u64 {
+        let entries = self.vfs.list(&self.directory.join(sub_directory));
+        entries.map_or(0, |entries| {
+            entries.iter().map(|entry| entry.len_bytes).sum()
+        })
     }
 }

@@ -28,7 +28,7 @@ use super::room::Room;
 use super::store::{Store, signature};
 use super::table_set::value_path;
 use super::top_leaf::{Lookup, key_slice};
-use super::value_file;
+use super::value_file::{self, ValueReference};
 use crate::db::batch_limit_bytes;
 use crate::{Error, Result, WriteBatch, WriteOptions};
 
@@ -82,6 +82,19 @@ fn owners<'g>(routed: &[&'g Arc<Partition>]) -> (Vec<&'g Arc<Partition>>, Vec<us
 impl Prepared<'_> {
     pub(super) fn record_len(&self, in_batch: bool) -> u64 {
         record_len(self.key.len(), self.value.len(), in_batch)
+    }
+
+    /// Counts what makes a leaf worth a flush before it is large.
+    #[inline]
+    fn count_for(&self, writer: &mut Writer) {
+        match self.kind {
+            EntryKind::Delete => writer.tombstones += 1,
+            EntryKind::LargeValue => {
+                let reference = ValueReference::decode(&self.value);
+                writer.value_file_bytes += reference.map_or(0, |reference| reference.len_bytes);
+            }
+            _ => {}
+        }
     }
 }
 
@@ -207,7 +220,8 @@ impl Store {
     ) -> Result<Room> {
         let is_large = writer.top.segment.bytes() > self.sizes.split_bytes
             || writer.top.index.len() >= self.sizes.leaf_entries_max
-            || writer.tombstones >= writer.tombstones_max;
+            || writer.tombstones >= writer.tombstones_max
+            || writer.value_file_bytes >= self.sizes.leaf_value_file_bytes_max;
         if is_large && self.relieve(partition, writer, guard) {
             return Ok(Room::Replaced);
         }
@@ -285,7 +299,7 @@ impl Store {
             .expect("room was reserved")
             .commit(offset + record_bytes);
         writer.top.segment.note(record_bytes, sequence, start);
-        writer.tombstones += u64::from(operation.kind == EntryKind::Delete);
+        operation.count_for(writer);
         writer.cursor = offset + record_bytes;
         drop(announcement);
         // Unlocking waits for stores, and so for lines that are not in the cache: the next record of this
@@ -624,7 +638,7 @@ impl Store {
                 .top
                 .segment
                 .note(bytes, first_sequence + at as u64, start);
-            writer.tombstones += u64::from(operation.kind == EntryKind::Delete);
+            operation.count_for(writer);
             writer.cursor = offset + bytes;
         }
         for (writer, (_, tail)) in writers.iter_mut().zip(standing) {

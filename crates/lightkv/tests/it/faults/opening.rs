@@ -64,7 +64,7 @@ fn many_threads_open_one_store_and_one_wins() {
 
 #[test]
 fn strange_directories_are_refused_untouched() {
-    let strangers: [&[(&str, &str)]; 4] = [
+    let strangers: [&[(&str, &str)]; 7] = [
         &[("letter.txt", "dear")],
         &[
             ("000003.log", "a store of another kind"),
@@ -72,6 +72,10 @@ fn strange_directories_are_refused_untouched() {
         ],
         &[("CURRENT", "")],
         &[("tables/1.table", "x"), ("notes", "y")],
+        // Of a store that has lost its manifest.
+        &[("tables/0000000001.table", "x")],
+        &[("values/0000000001.value", "x")],
+        &[("journal/journal-0000000001.log", "x")],
     ];
     for files in strangers {
         let directory = tempfile::tempdir().unwrap();

@@ -1,8 +1,9 @@
 //! With a journal.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use lightkv::{Error, WriteBatch, WriteOptions};
+use lightkv::{Error, Options, WriteBatch, WriteOptions};
 use lightkv_vfs::{Fault, FaultKind, MemoryVfs, OpenMode, Operation, Vfs};
 
 use super::log::{logged, says};
@@ -281,4 +282,30 @@ fn break_chain(fault: Fault) {
     let db = medium.open();
     assert!(collect(&db) == map, "{context}");
     db.verify().unwrap();
+}
+
+/// Each open begins a file. What a program that is started again and again writes is little, so nothing was ever flushed for the room it takes.
+#[test]
+fn a_store_that_is_opened_again_and_again_keeps_few_files() {
+    let vfs = MemoryVfs::new();
+    let mut map = Map::new();
+    let mut most = 0;
+    for round in 0..40 {
+        let db = Options::new()
+            .vfs(Arc::new(vfs.clone()))
+            .open("/store")
+            .unwrap();
+        assert_holds(&db, &map);
+        if round % 2 == 0 {
+            put_all(&db, &mut map, round..round + 1, 0, 100);
+        }
+        let levels = db.stats().levels;
+        most = most.max(levels.journal_file_bytes);
+        match round % 3 {
+            0 => db.close().unwrap(),
+            _ => drop(db),
+        }
+    }
+    assert!(most < 500 << 20, "{most}");
+    assert!(most > 90 << 20, "files are that long");
 }
