@@ -227,8 +227,8 @@ impl WriteBuffer {
         )
     }
 
-    /// What records take that are still to be restored. An estimate, exact to a tenth for records that are all as long
-    /// (`docs/benchmarks.md`, "Records and chunks").
+    /// What records take that are still to be restored. An estimate for records that are all as long: as a rule a little too much, and up to a fifth where leaves have
+    /// room for few of them.
     pub(crate) fn room_for(&self, records: DeferredAmount) -> u64 {
         let bytes = records.len_bytes + records.signature_count * RECORD_BESIDE_JOURNAL_BYTES;
         let mean_bytes = bytes / records.signature_count.max(1);
