@@ -33,24 +33,27 @@ impl Pool {
     /// fence *of the calling thread*, which must come before anything in the run is acknowledged.
     /// One reuse of a unit in 1,024 executes a fence of its own.
     pub fn allocate(&self, arena: Arena, units: u32, kind: u8) -> Result<Option<Run>> {
+        loop {
+            let extents_seen = self.arenas[arena.index()].lock().extents.len();
+            if let Some(run) = self.allocate_present(arena, units, kind)? {
+                return Ok(Some(run));
+            }
+            if units > MAX_RUN_UNITS || !self.grow(arena, units, extents_seen)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// As [`Pool::allocate`], of what the pool has now: it does not grow.
+    pub fn allocate_present(&self, arena: Arena, units: u32, kind: u8) -> Result<Option<Run>> {
         if units == 0 {
             return Err(crate::PmemError::options("a run needs at least one unit"));
         }
         if units > MAX_RUN_UNITS {
             return Ok(None);
         }
-        loop {
-            let extents_seen = {
-                let mut state = self.arenas[arena.index()].lock();
-                if let Some(run) = self.take_run(&mut state, units, kind)? {
-                    return Ok(Some(run));
-                }
-                state.extents.len()
-            };
-            if !self.grow(arena, units, extents_seen)? {
-                return Ok(None);
-            }
-        }
+        let mut state = self.arenas[arena.index()].lock();
+        self.take_run(&mut state, units, kind)
     }
 
     /// Grows the pool ahead of need until `units` units of the arena are free, in any places.

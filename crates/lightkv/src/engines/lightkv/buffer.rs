@@ -250,17 +250,14 @@ impl WriteBuffer {
         limit_bytes: u64,
     ) -> Result<Option<Arc<RunHandle>>> {
         let packed = self.run_chunks(record_bytes);
-        match self.allocate_chunks(packed, limit_bytes)? {
-            // Where so many are not free in a row, fewer may be.
-            None => {
-                let least = self.least_chunks(record_bytes);
-                match least < packed {
-                    true => self.allocate_chunks(least, limit_bytes),
-                    false => Ok(None),
-                }
+        let least = self.least_chunks(record_bytes);
+        if least < packed {
+            // Where so many are not free in a row, fewer may be: the pool does not grow for what they gain.
+            if let Some(run) = self.allocate_chunks(packed, limit_bytes, Pool::allocate_present)? {
+                return Ok(Some(run));
             }
-            run => Ok(run),
         }
+        self.allocate_chunks(least, limit_bytes, Pool::allocate)
     }
 
     fn least_chunks(&self, record_bytes: u64) -> u64 {
@@ -299,6 +296,7 @@ impl WriteBuffer {
         self: &Arc<Self>,
         units: u64,
         limit_bytes: u64,
+        allocate: impl FnOnce(&Pool, Arena, u32, u8) -> lightkv_pmem::Result<Option<Run>>,
     ) -> Result<Option<Arc<RunHandle>>> {
         let bytes = units * self.chunk_bytes;
         // Reserve first, so that concurrent writers cannot pass the limit together.
@@ -307,10 +305,7 @@ impl WriteBuffer {
             self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return Ok(None);
         }
-        match self
-            .pool
-            .allocate(Arena::Segments, units as u32, RUN_KIND_RECORDS)
-        {
+        match allocate(&self.pool, Arena::Segments, units as u32, RUN_KIND_RECORDS) {
             Ok(Some(run)) => Ok(Some(Arc::new(RunHandle {
                 buffer: self.clone(),
                 run,
