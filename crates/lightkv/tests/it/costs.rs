@@ -425,7 +425,7 @@ fn tables_are_opened_ahead_of_their_readers() {
 /// unused. `--nocapture` prints it.
 #[test]
 fn records_leave_little_of_their_runs_unused() {
-    for (budget_bytes, content_bytes) in [(128 << 20, 24 << 20), (1 << 30, 64 << 20)] {
+    for (budget_bytes, content_bytes) in [(128 << 20, 16 << 20), (1 << 30, 32 << 20)] {
         for value_bytes in [100, 1000, 4096, 5000, 8192, 16384, 40_000] {
             let vfs = Arc::new(MemoryVfs::new());
             let options = Options::new().memory_budget(budget_bytes).vfs(vfs);
