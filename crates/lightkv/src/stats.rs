@@ -172,8 +172,8 @@ numbers! {
         space_bytes,
         /// Bytes of journal that cannot be recycled yet, included in `space_bytes`.
         journal_bytes,
-        /// Bytes of the journal's files, those included that are made ready or kept to be used again; only `journal_bytes` of them are in `space_bytes`. Of a
-        /// budget of 1 GiB, 192 MiB in a new store.
+        /// Bytes of the journal's files, those included that are made ready or kept to be used again; only `journal_bytes` of them are in `space_bytes`. There
+        /// are about four even in a new store.
         journal_file_bytes,
         /// Of `journal_bytes`, bytes that an open has left to be replayed while the store is in use, and that are not yet. 0 soon after the open.
         unreplayed_bytes,

@@ -41,10 +41,8 @@ fn a_put_costs_one_fence_and_the_lines_of_its_record_and_one() {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     let mut random = SmallRng::seed_from_u64(1);
+    let mut lines_total = 0;
     for len in [0, 1, 100, 200, 1024, 4000] {
-        // A run of several chunks, which longer records have, is noted in a line of the pool or in two, which is seldom the line of its first record.
-        let for_run = if len < 1024 { 1 } else { 2 };
-        let (mut lines, mut lines_max) = (0, 0);
         for _ in 0..1000 {
             let number = random.random_range(0..24_000);
             let value = vec![2; len];
@@ -55,15 +53,14 @@ fn a_put_costs_one_fence_and_the_lines_of_its_record_and_one() {
             assert_eq!(cost.flushes, 0, "the buffer is large enough for this test");
             assert_eq!(cost.fences, 1, "a put of {len} bytes");
             assert!(
-                cost.flushed_lines <= record_bytes.div_ceil(LINE_BYTES) + for_run,
+                cost.flushed_lines <= record_bytes.div_ceil(LINE_BYTES) + 1,
                 "a put of {len} bytes flushed {} lines",
                 cost.flushed_lines
             );
-            lines += cost.flushed_lines;
-            lines_max += record_bytes.div_ceil(LINE_BYTES) + 1;
+            lines_total += cost.flushed_lines;
         }
-        assert!((1..=lines_max).contains(&lines), "{lines} of {lines_max}");
     }
+    assert!(lines_total > 0);
 }
 
 #[test]
@@ -425,7 +422,7 @@ fn tables_are_opened_ahead_of_their_readers() {
 /// unused. `--nocapture` prints it.
 #[test]
 fn records_leave_little_of_their_runs_unused() {
-    for (budget_bytes, content_bytes) in [(128 << 20, 16 << 20), (1 << 30, 32 << 20)] {
+    for (budget_bytes, content_bytes) in [(128 << 20, 8 << 20), (1 << 30, 24 << 20)] {
         for value_bytes in [100, 1000, 4096, 5000, 8192, 16384, 40_000] {
             let vfs = Arc::new(MemoryVfs::new());
             let options = Options::new().memory_budget(budget_bytes).vfs(vfs);

@@ -514,7 +514,7 @@ mod tests {
     #[test]
     fn keys_of_one_hash_are_told_apart_by_puts_and_deletes() {
         let store = store();
-        let never = Deadline::of(WriteOptions::new());
+        let never = Deadline::NONE;
         let hash = store.hash(b"first");
         let put = |key: &[u8], value: &[u8]| {
             let mut fresh = Fresh::default();
@@ -560,7 +560,7 @@ mod tests {
         let guard = crossbeam_epoch::pin();
         let table = store.index.table(hash, &guard);
         let attempt = |looks_first| {
-            let mut manner = store.manner(Deadline::of(WriteOptions::new()));
+            let mut manner = store.manner(Deadline::NONE);
             manner.looks_first = looks_first;
             let before = store.last_sequence.load(Ordering::SeqCst);
             let attempt = store.try_put(table, hash, key, value, place, manner, &guard);
@@ -576,7 +576,7 @@ mod tests {
         // The one entry with the hash is that of another key.
         group.lock().used = 0;
         let other = store.allocator.allocate(len_bytes, &mut fresh).unwrap();
-        let never = Deadline::of(WriteOptions::new());
+        let never = Deadline::NONE;
         let pinned = crossbeam_epoch::pin();
         let other = other.unwrap();
         store

@@ -266,8 +266,13 @@ impl WriteBuffer {
 
     /// How many chunks the run of such a record has: those that take the least room if all records are as long. One chunk of 8 KiB has room for one record of
     /// 4 KiB and its header, four have for seven; but each leaf leaves the ends of its runs unused, the more the longer they are.
+    ///
+    /// In a pool as few as it needs: the words of several chunks may lie in two lines, and a put flushes one beside those of its record.
     fn run_chunks(&self, record_bytes: u64) -> u64 {
         let mut chunks = self.least_chunks(record_bytes);
+        if self.persistent {
+            return chunks;
+        }
         let mut best = (chunks, self.room_per_byte(record_bytes, chunks));
         // More cannot be better than what their ends cost.
         while best.1 > ROOM_PER_BYTE_ENOUGH && self.room_per_byte_of_ends(chunks + 1) < best.1 {

@@ -195,7 +195,7 @@ mod tests {
     use crate::{Error, WriteOptions};
 
     fn unhurried() -> Deadline {
-        Deadline::of(WriteOptions::new())
+        Deadline::NONE
     }
 
     fn stalls(counters: &EngineCounters) -> u64 {

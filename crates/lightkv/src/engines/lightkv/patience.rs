@@ -26,6 +26,12 @@ impl Patience {
         }
     }
 
+    /// What is waited for has not begun yet: from now on it may take so long. It has been one wait nevertheless.
+    pub(crate) fn renew(&mut self, wait_max: Duration) {
+        self.looked = Instant::now();
+        self.left = wait_max;
+    }
+
     /// Since it began, stops included.
     pub(crate) fn elapsed(&self) -> Duration {
         self.since.elapsed()
@@ -61,6 +67,16 @@ mod tests {
             })
             .unwrap();
         assert_eq!(looks, 15_000);
+    }
+
+    #[test]
+    fn a_wait_that_had_not_begun_takes_its_time_and_is_one_wait() {
+        let mut patience = Patience::new(Duration::from_millis(1));
+        let since = patience.since;
+        assert!(patience.is_over_at(since + LOOK));
+        patience.renew(Duration::from_secs(30));
+        assert!(!patience.is_over());
+        assert_eq!(patience.since, since);
     }
 
     /// A machine that is paused for a minute while a writer waits for room.

@@ -725,7 +725,7 @@ impl Store {
         self.health.check()?;
         if self.deferred_replay.is_under_way() {
             // A large buffer may take longer than that to be read back, and is flushed behind it: the wait for that has not begun.
-            *patience = Patience::new(self.sizes.room_wait_max);
+            patience.renew(self.sizes.room_wait_max);
         } else if patience.is_over() {
             return Err(Error::BufferFull {
                 limit_bytes: self.buffer.limit_bytes(),

@@ -43,7 +43,7 @@ pub(super) fn find(store: &Store) -> Result<FoundFiles> {
     if let Some(last) = found.tables.iter().chain(&found.values).max() {
         store
             .next_file_number
-            .fetch_max(last + 1, Ordering::Relaxed);
+            .fetch_max(last.saturating_add(1), Ordering::Relaxed);
     }
     Ok(found)
 }
