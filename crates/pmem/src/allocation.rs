@@ -62,6 +62,12 @@ impl Pool {
     /// the writers the wait. Volatile memory is faulted in as well. False if the pool may not grow
     /// that far. Errors as [`Pool::allocate`].
     pub fn reserve(&self, arena: Arena, units: u64) -> Result<bool> {
+        self.reserve_within(arena, units, u64::MAX)
+    }
+
+    /// [`Pool::reserve`] that adds no extent to a pool of `size_bytes_max` ([`Pool::size_bytes`]) or more, whatever
+    /// others take meanwhile. Extents hold a little less than they are long.
+    pub fn reserve_within(&self, arena: Arena, units: u64, size_bytes_max: u64) -> Result<bool> {
         loop {
             let extents_seen = {
                 let state = self.arenas[arena.index()].lock();
@@ -73,7 +79,8 @@ impl Pool {
                 }
                 state.extents.len()
             };
-            if !self.grow(arena, 1, extents_seen)? {
+            let may_grow = self.size_bytes() < size_bytes_max;
+            if !may_grow || !self.grow(arena, 1, extents_seen)? {
                 self.populate_volatile(self.size_bytes());
                 return Ok(false);
             }

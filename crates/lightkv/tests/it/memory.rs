@@ -172,6 +172,47 @@ fn the_budget_holds_with_a_pool_that_was_to_be_larger() {
     assert_kept(64 << 20, 100_000, 1024, "large-pool");
 }
 
+/// The keeper comes to grow the pool when most of it is used: extents hold less than they are long, and one more is for
+/// who needs it.
+#[test]
+fn a_pool_grows_ahead_to_what_was_asked_for() {
+    const POOL_BYTES: u64 = 36 << 20;
+    let directory = tempfile::tempdir().unwrap();
+    let pool = directory.path().join("pool");
+    let options = Options::new()
+        .memory_budget(64 << 20)
+        .pmem_path(&pool)
+        .pool_bytes(POOL_BYTES);
+    let db = options.open(directory.path().join("store")).unwrap();
+    // Whether it comes behind each or behind all of them: once more than half of the pool is used, it wants the rest.
+    let mut numbers = 0..;
+    for records in [5_700, 5_700, 5_700, 2_800] {
+        let mut batch = WriteBatch::new();
+        for number in numbers.by_ref().take(records) {
+            batch.put(shared_key(number), vec![7; 1024]);
+        }
+        db.write(batch).unwrap();
+    }
+    let pool_bytes = || -> u64 {
+        let files = std::fs::read_dir(&pool).unwrap();
+        files
+            .map(|file| file.unwrap().metadata().unwrap().len())
+            .sum()
+    };
+    let start = Instant::now();
+    while pool_bytes() < POOL_BYTES {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "{}",
+            pool_bytes()
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Behind the call that grows it.
+    db.close().unwrap();
+    assert_eq!(pool_bytes(), POOL_BYTES);
+}
+
 #[test]
 fn a_pool_holds_what_was_asked_for() {
     const BUDGET_BYTES: u64 = 64 << 20;

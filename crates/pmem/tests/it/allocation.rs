@@ -244,6 +244,29 @@ fn reserving_grows_ahead_of_need() {
 }
 
 #[test]
+fn reserving_within_a_size_leaves_the_rest_to_who_needs_it() {
+    let pool = Pool::create(on(&EmulatedBacking::new())).unwrap();
+    assert!(pool.reserve(Arena::Segments, 1).unwrap());
+    let extent_bytes = pool.size_bytes();
+    // One unit more than two extents hold.
+    let units =
+        2 * pool.arena_capacity(Arena::Segments) / u64::from(pool.unit_bytes(Arena::Segments)) + 1;
+    let within = |size_bytes| {
+        let is_reserved = pool
+            .reserve_within(Arena::Segments, units, size_bytes)
+            .unwrap();
+        (is_reserved, pool.size_bytes() / extent_bytes)
+    };
+    assert_eq!(within(extent_bytes), (false, 1));
+    assert_eq!(within(extent_bytes + 1), (false, 2));
+    assert_eq!(within(2 * extent_bytes), (false, 2));
+    for _ in 0..units {
+        pool.allocate(Arena::Segments, 1, 0).unwrap().unwrap();
+    }
+    assert_eq!(pool.size_bytes(), 3 * extent_bytes);
+}
+
+#[test]
 fn wrong_requests_are_typed_errors() {
     let mut options = options(SourceRequest::Volatile);
     options.block_unit_bytes = 0;

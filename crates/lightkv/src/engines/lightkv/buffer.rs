@@ -181,17 +181,22 @@ impl WriteBuffer {
         // Before the work, which takes a while: writers shall not ask again meanwhile.
         self.ahead_mark_bytes
             .store(used + ahead / 2, Ordering::Relaxed);
-        self.pool
-            .reserve(Arena::Segments, ahead / self.chunk_bytes)?;
-        Ok(())
+        self.reserve_within_limit(ahead)
     }
 
     /// Has memory ready for so many bytes of records, as far as the buffer may take them. Threads that call it
     /// at the same time share the work.
     pub(crate) fn prepare(&self, bytes: u64) -> Result<()> {
         let left = self.limit_bytes().saturating_sub(self.used_bytes());
+        self.reserve_within_limit(bytes.min(left))
+    }
+
+    /// Writers take memory meanwhile, so that what was left before says nothing of how large the pool becomes. What
+    /// extents cannot hold of the limit is grown for when a record needs it.
+    fn reserve_within_limit(&self, bytes: u64) -> Result<()> {
+        let units = bytes / self.chunk_bytes;
         self.pool
-            .reserve(Arena::Segments, bytes.min(left) / self.chunk_bytes)?;
+            .reserve_within(Arena::Segments, units, self.limit_bytes())?;
         Ok(())
     }
 
