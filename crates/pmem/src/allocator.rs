@@ -26,10 +26,10 @@ use crate::pool_layout::{UnitState, UnitWord};
 /// Generations that may be issued beyond the greatest durable one; see the module's comment.
 pub(crate) const GENERATION_LEASE: u32 = 1024;
 
-/// Where the next single unit is looked for.
+/// Where the next units are looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reuse {
-    /// After the one handed out last. Spreads wear and generations over all free units.
+    /// Single ones after the one handed out last, which spreads wear and generations over all free units; runs from the end.
     Rotate,
     /// As low as possible, so that few pages of plain DRAM are touched.
     Lowest,
@@ -184,25 +184,38 @@ impl ExtentUnits {
         self.free_units
     }
 
-    /// A free run, searched from the end so that long runs stay away from single units. One of a power of two begins at a multiple of its length in
-    /// the pool, if there is room for that: whoever has many of one length may count in them.
-    fn find_run(&mut self, units: u32) -> Option<u32> {
+    /// A free run: the first there is, or the last, so that long runs stay away from single units. One of a power of two begins at a multiple of its
+    /// length in the pool, if there is room for that: whoever has many of one length may count in them.
+    fn find_run(&mut self, units: u32, reuse: Reuse) -> Option<u32> {
         if units > self.free_units || units > self.longest_run_limit {
             return None;
         }
         let unit_bytes = u64::from(self.unit_bytes);
         let is_aligned = units.is_power_of_two() && self.data_offset.is_multiple_of(unit_bytes);
-        // Units to step back from the last place in a range to one that is aligned.
-        let step_back = |last: u32| match is_aligned {
-            true => (self.unit_offset(last) / unit_bytes % u64::from(units)) as u32,
+        // Units behind the last place that is aligned.
+        let past_aligned = |unit: u32| match is_aligned {
+            true => (self.unit_offset(unit) / unit_bytes % u64::from(units)) as u32,
             false => 0,
         };
         let (mut found, mut found_aligned) = (None, None);
         for (first, len) in self.free.ranges(self.unit_count) {
-            if let Some(room) = len.checked_sub(units) {
-                found = Some(first + room);
-                let aligned = room.checked_sub(step_back(first + room));
-                found_aligned = aligned.map(|room| first + room).or(found_aligned);
+            let Some(room) = len.checked_sub(units) else {
+                continue;
+            };
+            match reuse {
+                Reuse::Lowest => {
+                    let ahead = (units - past_aligned(first)) % units;
+                    found = found.or(Some(first));
+                    if ahead <= room {
+                        found_aligned = Some(first + ahead);
+                        break;
+                    }
+                }
+                Reuse::Rotate => {
+                    found = Some(first + room);
+                    let aligned = room.checked_sub(past_aligned(first + room));
+                    found_aligned = aligned.map(|room| first + room).or(found_aligned);
+                }
             }
         }
         let found = found_aligned.or(found);
@@ -317,10 +330,15 @@ impl ArenaState {
         let (extent, unit) = if units == 1 {
             self.find_single()?
         } else {
-            let found = self.extents.iter_mut().enumerate().rev();
-            found
-                .filter_map(|(index, extent)| Some((index, extent.find_run(units)?)))
-                .next()?
+            let reuse = self.reuse;
+            let mut extents = self.extents.iter_mut().enumerate();
+            let find = |(index, extent): (usize, &mut ExtentUnits)| {
+                Some((index, extent.find_run(units, reuse)?))
+            };
+            match reuse {
+                Reuse::Lowest => extents.find_map(find)?,
+                Reuse::Rotate => extents.rev().find_map(find)?,
+            }
         };
         self.extents[extent].take(unit, units);
         Some((extent, unit))
@@ -550,15 +568,32 @@ mod tests {
         arena
             .extents
             .push(ExtentUnits::new(4096, data_offset, 64, 14, 0));
-        assert_eq!(arena.take(4), Some((0, 7)));
         assert_eq!(arena.take(4), Some((0, 3)));
+        assert_eq!(arena.take(4), Some((0, 7)));
         // Units 0 to 2, and 11 to 13: of each only one begins at a multiple of two that leaves room.
-        assert_eq!(arena.take(2), Some((0, 11)));
-        assert_eq!(arena.take(1), Some((0, 0)));
         assert_eq!(arena.take(2), Some((0, 1)));
+        assert_eq!(arena.take(1), Some((0, 0)));
+        assert_eq!(arena.take(2), Some((0, 11)));
         // What is left is unit 13. One more in front of it, and there is room that is not aligned.
         arena.extents[0].give_back(12, 1);
         assert_eq!(arena.take(2), Some((0, 12)));
+    }
+
+    #[test]
+    fn where_the_lowest_are_used_runs_are_among_them() {
+        let mut arena = ArenaState::new(64, Reuse::Lowest);
+        let second_offset = 8192 + 10 * 64;
+        for data_offset in [8192, second_offset] {
+            arena
+                .extents
+                .push(ExtentUnits::new(4096, data_offset, 64, 10, 0));
+        }
+        assert_eq!(arena.take(3), Some((0, 0)));
+        assert_eq!(arena.take(1), Some((0, 3)));
+        assert_eq!(arena.take(5), Some((0, 4)));
+        assert_eq!(arena.take(3), Some((1, 0)));
+        arena.extents[0].give_back(0, 3);
+        assert_eq!(arena.take(3), Some((0, 0)));
     }
 
     #[test]

@@ -701,7 +701,16 @@ impl Pool {
         assert_eq!(self.kind, SourceKind::Volatile);
         // SAFETY: the caller found the units free and has taken them, without a run, so no run covers
         // the range: nobody may borrow it (contract of `slice`), and its contents are dead.
-        unsafe { self.mapping.discard_anonymous(offset, len_bytes).is_ok() }
+        let is_discarded = unsafe { self.mapping.discard_anonymous(offset, len_bytes).is_ok() };
+        // Else the next unit that is used there, or the kernel by itself, would bring a large page back, of which only that unit is counted.
+        if is_discarded {
+            let start = offset / LARGE_PAGE_BYTES * LARGE_PAGE_BYTES;
+            let end = (offset + len_bytes).next_multiple_of(LARGE_PAGE_BYTES);
+            let end = end.min(self.size_bytes());
+            self.mapping
+                .advise_pages(PageAdvice::Small(start, end - start));
+        }
+        is_discarded
     }
 
     /// Lets another pool open the medium while this one still lives, for readers of what it holds.
