@@ -382,6 +382,18 @@ impl FilePool {
         self.note_supply(&state);
     }
 
+    /// Gives the space back of staging files that no journal file uses.
+    pub(crate) fn remove_stagings(&self) {
+        let mut state = self.state.lock();
+        for staging in std::mem::take(&mut state.stagings) {
+            state
+                .staging_numbers
+                .retain(|&known| known != staging.number);
+            // Best effort: one that is left is made anew when it is needed.
+            let _ = self.settings.vfs.remove_file(staging.file.path());
+        }
+    }
+
     /// Makes another staging file. Called with the lock, works without it. Its name need not be durable: after a power loss
     /// nothing in it is needed.
     fn create_staging(
@@ -484,8 +496,8 @@ impl FilePool {
         }
     }
 
-    /// A file of its own, and mapped, for an entry that does not fit into an ordinary one.
-    pub(crate) fn create_oversize(&self, len_bytes: u64) -> Result<(PreparedFile, MappedFile)> {
+    /// A file of another length than the ordinary one, and mapped: for an entry that does not fit into that, or where there is no space for it.
+    pub(crate) fn create_mapped(&self, len_bytes: u64) -> Result<(PreparedFile, MappedFile)> {
         let mut state = self.state.lock();
         // Its space may be needed, and it is not this entry that makes the wait long.
         for file in std::mem::take(&mut state.surplus) {

@@ -150,6 +150,12 @@ const PREPARED_FILES_MAX: usize = 2;
 const PACE: Duration = Duration::from_micros(60);
 const PACED_BYTES: u64 = 16 << 10;
 
+/// What a first file has of an ordinary one where there is no space for that. A later one waits for space: what is left is better used for tables, with which
+/// the journal becomes shorter.
+const SMALL_FILE_PART: u64 = 16;
+const SMALL_FILE_BYTES_MIN: u64 = 16 << 10;
+const SMALL_FILE_BYTES_MAX: u64 = 256 << 10;
+
 #[derive(Debug)]
 struct Appender {
     active: ActiveFile,
@@ -254,6 +260,19 @@ impl ActiveFile {
         Ok((active, is_staging_late || is_file_late))
     }
 
+    /// Makes a file of another length the active one, without staging. It gets no index: there is little in it, or one entry that is most of it.
+    fn begin_mapped(pool: &FilePool, capacity_bytes: u64) -> Result<ActiveFile> {
+        let (prepared, mapped) = pool.create_mapped(capacity_bytes)?;
+        let index = GrowingIndex::given_up();
+        Ok(ActiveFile::new(
+            prepared,
+            mapped,
+            index,
+            None,
+            pool.store_identity(),
+        ))
+    }
+
     fn end(&self) -> JournalPosition {
         JournalPosition::known(self.generation, self.end_offset)
     }
@@ -294,7 +313,17 @@ impl Journal {
         synced: Option<JournalPosition>,
     ) -> Result<Journal> {
         let pool = Arc::new(pool);
-        let (active, _) = ActiveFile::begin(&pool)?;
+        let active = match ActiveFile::begin(&pool) {
+            Ok((active, _)) => active,
+            // Who opens a store on a full disk wants to read it, and to write the little that makes room.
+            Err(JournalError::NoSpace { .. }) => {
+                pool.remove_stagings();
+                let small_bytes = (pool.file_bytes() / SMALL_FILE_PART)
+                    .clamp(SMALL_FILE_BYTES_MIN, SMALL_FILE_BYTES_MAX);
+                ActiveFile::begin_mapped(&pool, small_bytes)?
+            }
+            Err(error) => return Err(error),
+        };
         let start = active.end();
         let unsynced = synced.map_or(VecDeque::new(), |synced| {
             let files = live
@@ -487,14 +516,7 @@ impl Journal {
         let (next, is_late) = if needed_bytes > self.pool.file_bytes() {
             let page = FILE_HEADER_LEN_BYTES as u64;
             let capacity_bytes = needed_bytes.next_multiple_of(page);
-            let (prepared, mapped) = self.pool.create_oversize(capacity_bytes)?;
-            let identity = self.pool.store_identity();
-            // It has one entry, and all of it is most of the file.
-            let index = GrowingIndex::given_up();
-            (
-                ActiveFile::new(prepared, mapped, index, None, identity),
-                false,
-            )
+            (ActiveFile::begin_mapped(&self.pool, capacity_bytes)?, false)
         } else {
             ActiveFile::begin(&self.pool)?
         };

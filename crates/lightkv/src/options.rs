@@ -123,6 +123,8 @@ pub struct Tuning {
     pub always_flush: bool,
     /// Which calls of the system that a pool makes fail.
     pub pool_faults: lightkv_pmem::PoolFaults,
+    /// Room that is kept on the disk for an open, beside twice the manifest; default: 1 MiB.
+    pub reserve_bytes: Option<u64>,
     /// Identity and hash secret of a new store; default: random numbers. Not 0.
     pub identity: Option<u64>,
     /// Starts no threads: what they would do is done by the calls that wait for it ([`Db::flush`],
@@ -311,11 +313,7 @@ impl Options {
     /// [`Error::InvalidOption`], [`Error::NoSpace`], [`Error::Io`].
     pub fn open(self, directory: impl AsRef<Path>) -> Result<Db> {
         self.check()?;
-        match self.engine {
-            EngineKind::LightKv => crate::engines::lightkv::open(directory.as_ref(), self),
-            EngineKind::HiKv => crate::engines::hikv::open(directory.as_ref(), self),
-        }
-        .map(Db::from_engine)
+        crate::engines::open(directory.as_ref(), self).map(Db::from_engine)
     }
 
     fn check(&self) -> Result<()> {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use lightkv_vfs::{FileLock, Vfs};
 
 use super::manifest::{Manifest, ManifestState};
+use super::reserve::RESERVE_NAME;
 use crate::error::io;
 use crate::{EngineKind, Error, Options, Result};
 
@@ -15,7 +16,14 @@ pub(crate) const FIRST_FILE_NUMBER: u64 = 1;
 /// Name of the lock file in a store's directory.
 const LOCK_NAME: &str = "LOCK";
 /// Everything that may lie in a store's directory before its manifest does; what is a directory is empty until then.
-const OWN_NAMES: [&str; 5] = [LOCK_NAME, "journal", "tables", "values", "CURRENT.tmp"];
+const OWN_NAMES: [&str; 6] = [
+    LOCK_NAME,
+    RESERVE_NAME,
+    "journal",
+    "tables",
+    "values",
+    "CURRENT.tmp",
+];
 
 /// Takes the store's lock, creating the directory if that is wanted.
 pub(crate) fn lock(vfs: &dyn Vfs, directory: &Path, create: bool) -> Result<Box<dyn FileLock>> {

@@ -214,6 +214,10 @@ impl Queue {
         if role == Role::Flusher && store.tables.is_opening_due() {
             return Some(Job::OpenTable);
         }
+        // Flushes that lack space are tried again and again: what is dropped of ranges gives it to them.
+        if self.shortage.is_some() && self.takes_ranges(store, role) {
+            return Some(Job::Ranges);
+        }
         let flush = self
             .flushes
             .iter()
@@ -223,7 +227,7 @@ impl Queue {
             return Some(Job::Flush(partition));
         }
         // It may sync.
-        if role == Role::Flusher && (std::mem::take(&mut self.ranges) || store.is_purge_due()) {
+        if self.takes_ranges(store, role) {
             return Some(Job::Ranges);
         }
         if role == Role::Flusher && std::mem::take(&mut self.joins) {
@@ -248,6 +252,10 @@ impl Queue {
             return Some(Job::Sweep);
         }
         (store.rest.is_asked() && self.is_quiet() && store.is_at_rest()).then_some(Job::Rest)
+    }
+
+    fn takes_ranges(&mut self, store: &Store, role: Role) -> bool {
+        role == Role::Flusher && (std::mem::take(&mut self.ranges) || store.is_purge_due())
     }
 
     /// As long as records of the journal are missing in the buffer, the keeper restores them, and nobody does what has to know all of them.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lightkv::{Db, Error, WriteBatch};
-use lightkv_vfs::{Fault, FaultKind, MemoryVfs, Operation, is_out_of_descriptors};
+use lightkv_vfs::{Fault, FaultKind, MemoryVfs, OpenMode, Operation, Vfs, is_out_of_descriptors};
 
 use super::{Model, Mounted, check, eventually, fill, key, open_memory, small_options};
 
@@ -93,7 +93,6 @@ fn vfs_bytes(vfs: &MemoryVfs) -> u64 {
 }
 
 fn files(vfs: &MemoryVfs, directory: &Path) -> u64 {
-    use lightkv_vfs::Vfs;
     let entries = vfs.list(directory).unwrap();
     let sizes = entries.iter().map(|entry| match entry.is_directory {
         true => files(vfs, &directory.join(&entry.name)),
@@ -103,6 +102,77 @@ fn files(vfs: &MemoryVfs, directory: &Path) -> u64 {
 }
 
 #[test]
+fn a_store_left_on_a_full_disk_opens_there() {
+    let vfs = MemoryVfs::new();
+    let mut model = Model::new();
+    let db = open_memory(&vfs).unwrap();
+    vfs.set_capacity_bytes(Some(700 << 10));
+    let failed = fill_up(&db, &mut model, 0, 700);
+    let killed = vfs.kill_image();
+    let _ = db.close();
+    drop(db);
+    // The write that failed is there or not.
+    let check_but_last = |db: &Db| {
+        let mut model = model.clone();
+        let last = db.get(key(failed)).unwrap();
+        model.extend(last.map(|value| (key(failed), value.to_vec())));
+        check(db, &model);
+    };
+    for vfs in [killed, vfs] {
+        // Somebody else on the disk has taken what was left.
+        vfs.set_capacity_bytes(Some(vfs_bytes(&vfs)));
+        // Opened, and killed, and opened once more.
+        let db = open_memory(&vfs).unwrap();
+        check_but_last(&db);
+        let vfs = vfs.kill_image();
+        drop(db);
+        let db = open_memory(&vfs).unwrap();
+        check_but_last(&db);
+        vfs.set_capacity_bytes(None);
+        eventually(|| db.flush());
+        check_but_last(&db);
+        db.put("more", "works").unwrap();
+        db.close().unwrap();
+        drop(db);
+        // There is a whole reserve again for the next time.
+        let db = open_memory(&vfs).unwrap();
+        let reserve = vfs
+            .open(Path::new("/store/RESERVE"), OpenMode::Read)
+            .unwrap();
+        assert!(reserve.len_bytes().unwrap() >= 64 << 10);
+        db.verify().unwrap();
+        assert_eq!(db.get("more").unwrap().as_deref(), Some(&b"works"[..]));
+    }
+}
+
+/// What is dropped needs no table. Flushes that do would come first, and are tried again and again.
+#[test]
+fn ranges_are_dropped_while_flushes_find_no_space() {
+    let vfs = MemoryVfs::new();
+    let db = open_memory(&vfs).unwrap();
+    let mut model = Model::new();
+    fill(&db, &mut model, 0..3_000, 0);
+    eventually(|| db.flush());
+    assert!(db.stats().levels.tables > 0);
+    vfs.inject(Fault {
+        operation: Operation::Open,
+        path_contains: Some("/tables".into()),
+        after_calls: 0,
+        permanent: true,
+        kind: FaultKind::NoSpace,
+    });
+    fill(&db, &mut model, 0..500, 1);
+    assert!(matches!(db.flush(), Err(Error::NoSpace { .. })));
+    db.delete_range(..).unwrap();
+    eventually(|| match db.stats().levels.tables {
+        0 => Ok(()),
+        _ => Err(Error::BufferFull { limit_bytes: 0 }),
+    });
+    assert_eq!(db.scan(..).count(), 0);
+}
+
+/// Without a reserve, and of a store of whose room nothing is left.
+#[test]
 fn a_store_left_on_a_full_disk_opens_when_there_is_space_again() {
     let vfs = MemoryVfs::new();
     let mut model = Model::new();
@@ -111,33 +181,18 @@ fn a_store_left_on_a_full_disk_opens_when_there_is_space_again() {
     let failed = fill_up(&db, &mut model, 0, 700);
     let _ = db.close();
     drop(db);
-    for killed in [false, true] {
-        let vfs = if killed {
-            vfs.kill_image()
-        } else {
-            vfs.clone()
-        };
-        // The write that failed is there or not.
-        let check_but_last = |db: &Db| {
-            let mut model = model.clone();
-            let last = db.get(key(failed)).unwrap();
-            model.extend(last.map(|value| (key(failed), value.to_vec())));
-            check(db, &model);
-        };
-        match open_memory(&vfs) {
-            Ok(db) => check_but_last(&db),
-            Err(Error::NoSpace { .. }) => {}
-            Err(error) => panic!("{error}"),
-        }
-        vfs.set_capacity_bytes(None);
-        let db = open_memory(&vfs).unwrap();
-        check_but_last(&db);
-        db.put("more", "works").unwrap();
-        db.delete("more").unwrap();
-        db.close().unwrap();
-        drop(db);
-        vfs.set_capacity_bytes(Some(700 << 10));
+    vfs.remove_file(Path::new("/store/RESERVE")).unwrap();
+    vfs.set_capacity_bytes(Some(vfs_bytes(&vfs)));
+    assert!(matches!(open_memory(&vfs), Err(Error::NoSpace { .. })));
+    vfs.set_capacity_bytes(None);
+    let db = open_memory(&vfs).unwrap();
+    if let Some(last) = db.get(key(failed)).unwrap() {
+        model.insert(key(failed), last.to_vec());
     }
+    check(&db, &model);
+    db.put("more", "works").unwrap();
+    db.delete("more").unwrap();
+    db.close().unwrap();
 }
 
 #[test]
