@@ -1,6 +1,6 @@
 //! Bytes as text, and back.
 //!
-//! Printed as they are: every character of valid UTF-8 but control characters and the backslash. Tab, line
+//! Printed as they are: every character of valid UTF-8 but control characters, the byte order mark and the backslash. Tab, line
 //! feed, carriage return and backslash become `\t`, `\n`, `\r` and `\\`, every other byte `\xNN` with two
 //! hexadecimal digits. Escaped text therefore has no raw tab and no raw line end, and reads back as
 //! the same bytes.
@@ -17,7 +17,8 @@ pub(crate) fn escape_into(bytes: &[u8], text: &mut Vec<u8>) {
                 _ => {
                     let mut buffer = [0; 4];
                     let encoded = character.encode_utf8(&mut buffer).as_bytes();
-                    if character.is_control() {
+                    // The mark of UTF-8 text is none of a key's when it begins a file.
+                    if character.is_control() || character == '\u{feff}' {
                         encoded.iter().for_each(|byte| escape_byte(*byte, text));
                     } else {
                         text.extend_from_slice(encoded);

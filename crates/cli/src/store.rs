@@ -1,6 +1,7 @@
 //! Opening and closing the store that a command works on.
 
 use std::ffi::OsStr;
+use std::io::Write as _;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -25,6 +26,37 @@ pub(crate) fn with_store<T>(
     if_missing: IfMissing,
     work: impl FnOnce(&Db) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
+    let (result, closed) = work_on(arguments, if_missing, work)?;
+    let result = result?;
+    closed?;
+    Ok(result)
+}
+
+/// As [`with_store`], for work that only reads: on a full disk it is done although the close could not write what the journal holds.
+pub(crate) fn read_store<T>(
+    arguments: &StoreArguments,
+    work: impl FnOnce(&Db) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let (result, closed) = work_on(arguments, IfMissing::Fail, work)?;
+    let result = result?;
+    match closed {
+        Err(error @ lightkv::Error::NoSpace { .. }) => {
+            // If stderr is closed, nobody wants to know.
+            let _unwritten = writeln!(std::io::stderr(), "warning: {error}");
+        }
+        closed => closed?,
+    }
+    Ok(result)
+}
+
+/// What the work, and then the close, came to.
+type Outcome<T> = (Result<T, Failure>, lightkv::Result<()>);
+
+fn work_on<T>(
+    arguments: &StoreArguments,
+    if_missing: IfMissing,
+    work: impl FnOnce(&Db) -> Result<T, Failure>,
+) -> Result<Outcome<T>, Failure> {
     let Some(directory) = &arguments.dir else {
         return Err(Failure::Usage(
             "--dir DIR is needed: the directory of the store".to_owned(),
@@ -35,9 +67,7 @@ pub(crate) fn with_store<T>(
     let db = options.open(directory)?;
     let result = work(&db);
     let closed = db.close();
-    let result = result?;
-    closed?;
-    Ok(result)
+    Ok((result, closed))
 }
 
 /// The options that the arguments ask for, with a pool in a given place.

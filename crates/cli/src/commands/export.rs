@@ -14,19 +14,19 @@ use crate::formats::{Format, RecordWriter};
 use crate::output::{Output, output_failure};
 use crate::progress;
 use crate::size::display_count;
-use crate::store::{IfMissing, with_store};
+use crate::store::read_store;
 
 pub(crate) fn export(store: &StoreArguments, command: &ExportArguments) -> Result<(), Failure> {
     let format = Format::choose(command.format, &command.file)?;
     let escapes = !command.no_escape;
     if command.file.as_os_str().as_bytes() == b"-" {
-        return with_store(store, IfMissing::Fail, |db| {
+        return read_store(store, |db| {
             let output = BufWriter::with_capacity(256 << 10, io::stdout().lock());
             let mut writer = format.writer(output, escapes);
             copy(db, writer.as_mut(), &|error| output_failure(&error)).map(|_| ())
         });
     }
-    let records = with_store(store, IfMissing::Fail, |db| {
+    let records = read_store(store, |db| {
         let target = Target::create(&command.file)?;
         let failed = |error: io::Error| target.failure(error);
         let mut writer = format.writer(BufWriter::with_capacity(256 << 10, &target.file), escapes);

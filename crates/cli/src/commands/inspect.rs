@@ -8,12 +8,10 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::progress;
 use crate::size::display_count;
-use crate::store::{IfMissing, with_store};
+use crate::store::read_store;
 
 pub(crate) fn stats(store: &StoreArguments) -> Result<(), Failure> {
-    let (stats, durability) = with_store(store, IfMissing::Fail, |db| {
-        Ok((db.stats(), db.durability()))
-    })?;
+    let (stats, durability) = read_store(store, |db| Ok((db.stats(), db.durability())))?;
     let mut output = Output::stdout();
     if store.json {
         output.json_line(&json!({
@@ -44,7 +42,7 @@ pub(crate) fn stats(store: &StoreArguments) -> Result<(), Failure> {
 
 pub(crate) fn verify(store: &StoreArguments) -> Result<(), Failure> {
     let bar = progress::spinner("verifying");
-    let report = with_store(store, IfMissing::Fail, |db| Ok(db.verify()?));
+    let report = read_store(store, |db| Ok(db.verify()?));
     bar.finish_and_clear();
     let report = report?;
     let found = [

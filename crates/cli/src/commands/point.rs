@@ -13,7 +13,7 @@ use crate::escape::escape_into;
 use crate::failure::Failure;
 use crate::formats::JsonRecord;
 use crate::output::Output;
-use crate::store::{IfMissing, argument_bytes, with_store};
+use crate::store::{IfMissing, argument_bytes, read_store, with_store};
 
 pub(crate) fn put(store: &StoreArguments, command: &PutArguments) -> Result<(), Failure> {
     let key = argument_bytes(store, &command.key)?;
@@ -38,7 +38,7 @@ pub(crate) fn delete(store: &StoreArguments, command: &DeleteArguments) -> Resul
 
 pub(crate) fn get(store: &StoreArguments, command: &GetArguments) -> Result<(), Failure> {
     let key = argument_bytes(store, &command.key)?;
-    let Some(value) = with_store(store, IfMissing::Fail, |db| Ok(db.get(&key)?))? else {
+    let Some(value) = read_store(store, |db| Ok(db.get(&key)?))? else {
         let mut text = Vec::new();
         escape_into(&key, &mut text);
         return Err(Failure::NotFound {

@@ -10,7 +10,7 @@ use crate::escape::escape_into;
 use crate::failure::Failure;
 use crate::formats::JsonRecord;
 use crate::output::Output;
-use crate::store::{IfMissing, argument_bytes, with_store};
+use crate::store::{IfMissing, argument_bytes, read_store, with_store};
 
 pub(crate) fn scan(store: &StoreArguments, command: &ScanArguments) -> Result<(), Failure> {
     let mut range = KeyRange::new(store, &command.range)?;
@@ -20,7 +20,7 @@ pub(crate) fn scan(store: &StoreArguments, command: &ScanArguments) -> Result<()
     let limit = command.limit.map_or(usize::MAX, |limit| {
         usize::try_from(limit).unwrap_or(usize::MAX)
     });
-    with_store(store, IfMissing::Fail, |db| {
+    read_store(store, |db| {
         let entries = db.scan(range.bounds());
         let entries: Box<dyn Iterator<Item = _>> = if command.reverse {
             Box::new(entries.rev())

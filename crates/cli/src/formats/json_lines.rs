@@ -131,9 +131,10 @@ impl<R: Read> RecordReader for Reader<R> {
             self.line += 1;
             if !self.text.trim_ascii().is_empty() {
                 let line = self.line;
-                return Some(
-                    parse(&self.text).map_err(|message| ReadError::BadLine { line, message }),
-                );
+                return Some(match parse(&self.text) {
+                    Ok(record) => record.checked(line),
+                    Err(message) => Err(ReadError::BadLine { line, message }),
+                });
             }
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! Each format keeps every byte of every key and value: what was exported imports as the same store.
 
+mod byte_order_mark;
 mod comma_separated;
 mod json_lines;
 mod limit;
@@ -11,8 +12,10 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 use clap::ValueEnum;
+use lightkv::{KEY_LEN_MAX_BYTES, VALUE_LEN_MAX_BYTES};
 
 use crate::failure::Failure;
+use byte_order_mark::WithoutMark;
 
 pub(crate) use json_lines::JsonRecord;
 
@@ -48,9 +51,12 @@ impl Format {
         escapes: bool,
     ) -> Box<dyn RecordReader + 'a> {
         match self {
-            Self::Tsv => Box::new(tab_separated::Reader::new(input, escapes)),
+            // Without escapes a first key may begin with those bytes.
+            Self::Tsv if !escapes => Box::new(tab_separated::Reader::new(input, false)),
+            Self::Tsv => Box::new(tab_separated::Reader::new(WithoutMark::new(input), true)),
+            // Its parser knows the mark.
             Self::Csv => Box::new(comma_separated::Reader::new(input)),
-            Self::Jsonl => Box::new(json_lines::Reader::new(input)),
+            Self::Jsonl => Box::new(json_lines::Reader::new(WithoutMark::new(input))),
         }
     }
 
@@ -73,6 +79,23 @@ impl Format {
 pub(crate) struct Record {
     pub(crate) key: Vec<u8>,
     pub(crate) value: Vec<u8>,
+}
+
+impl Record {
+    /// The record, unless no store takes it.
+    fn checked(self, line: u64) -> Result<Self, ReadError> {
+        let parts = [
+            ("key", self.key.len(), KEY_LEN_MAX_BYTES),
+            ("value", self.value.len(), VALUE_LEN_MAX_BYTES),
+        ];
+        match parts.iter().find(|(_, len, limit)| len > limit) {
+            None => Ok(self),
+            Some((name, len, limit)) => Err(ReadError::BadLine {
+                line,
+                message: format!("the {name} has {len} bytes, {limit} are the most"),
+            }),
+        }
+    }
 }
 
 /// Why no record could be read.
@@ -136,6 +159,15 @@ pub(crate) mod tests {
             (&every_byte, &every_byte),
             (b" spaces ", b"\\x41 #"),
         ];
+        assert_kept(&records);
+        // What looks like the mark at the beginning of a file.
+        assert_kept(&[
+            ("\u{feff}key".as_bytes(), b"value"),
+            (b"z", "\u{feff}".as_bytes()),
+        ]);
+    }
+
+    fn assert_kept(records: &[(&[u8], &[u8])]) {
         for format in [Format::Tsv, Format::Csv, Format::Jsonl] {
             let mut text = Vec::new();
             let mut writer = format.writer(&mut text, true);

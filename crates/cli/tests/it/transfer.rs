@@ -99,6 +99,54 @@ fn bad_lines_are_named_and_can_be_skipped() {
 }
 
 #[test]
+fn what_no_store_takes_is_a_bad_line() {
+    let long = "k".repeat((1 << 16) + 1);
+    let store = Store::new();
+    for (format, input) in [
+        ("tsv", format!("a\t1\n{long}\t2\nb\t3\n")),
+        ("csv", format!("a,1\n{long},2\nb,3\n")),
+        (
+            "jsonl",
+            format!(
+                "{{\"key\":\"a\",\"value\":\"1\"}}\n{{\"key\":\"{long}\",\"value\":\"2\"}}\n{{\"key\":\"b\",\"value\":\"3\"}}\n"
+            ),
+        ),
+    ] {
+        let arguments = ["import", "--format", format, "-"];
+        let ended = store.run_with_input(&arguments, input.as_bytes());
+        ended.failed(
+            1,
+            &["line 2: the key has 65537 bytes", "the 1 records before"],
+        );
+        let arguments = ["import", "--format", format, "--skip-bad-lines", "-"];
+        let ended = store.run_with_input(&arguments, input.as_bytes());
+        assert!(ended.stderr.contains("line 2: "));
+        ended.succeeded();
+        assert_eq!(store.must(&["scan"]), "a\t1\nb\t3\n");
+    }
+    // The rest of the file would be one value.
+    let ended = store.run_with_input(&["import", "--format", "csv", "-"], b"c,\"4\nd,5\n");
+    ended.failed(1, &["line 1: a quote is not closed"]);
+    assert_eq!(store.must(&["scan"]), "a\t1\nb\t3\n");
+}
+
+#[test]
+fn a_byte_order_mark_is_no_part_of_the_first_key() {
+    for (format, input) in [
+        ("tsv", "\u{feff}a\t1\n"),
+        ("csv", "\u{feff}a,1\n"),
+        ("jsonl", "\u{feff}{\"key\":\"a\",\"value\":\"1\"}\n"),
+    ] {
+        let store = Store::new();
+        let arguments = ["import", "--format", format, "-"];
+        store
+            .run_with_input(&arguments, input.as_bytes())
+            .succeeded();
+        assert_eq!(store.must(&["get", "a"]), "1\n");
+    }
+}
+
+#[test]
 fn plain_tsv_and_headers() {
     let store = Store::new();
     let arguments = [
