@@ -44,7 +44,7 @@ fn small_options() -> Options {
             journal_file_bytes: Some(32 << 10),
             block_bytes: Some(256),
             large_value_bytes: Some(3000),
-            reserve_bytes: Some(64 << 10),
+            reserve_bytes: Some(44 << 10),
             ..Tuning::default()
         })
 }
