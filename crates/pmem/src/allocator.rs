@@ -580,6 +580,21 @@ mod tests {
     }
 
     #[test]
+    fn from_the_end_too_they_begin_at_multiples_of_their_length() {
+        let mut arena = ArenaState::new(64, Reuse::Rotate);
+        arena
+            .extents
+            .push(ExtentUnits::new(4096, 129 * 64, 64, 14, 0));
+        assert_eq!(arena.take(4), Some((0, 7)));
+        assert_eq!(arena.take(4), Some((0, 3)));
+        assert_eq!(arena.take(2), Some((0, 11)));
+        assert_eq!(arena.take(1), Some((0, 0)));
+        assert_eq!(arena.take(2), Some((0, 1)));
+        arena.extents[0].give_back(12, 1);
+        assert_eq!(arena.take(2), Some((0, 12)));
+    }
+
+    #[test]
     fn where_the_lowest_are_used_runs_are_among_them() {
         let mut arena = ArenaState::new(64, Reuse::Lowest);
         let second_offset = 8192 + 10 * 64;
