@@ -23,7 +23,8 @@
 //!
 //! Files are released in bursts, when the flush of an old leaf ends: while they are used fast, as many are kept as such a burst
 //! has ([`JournalOptions::spare_files_max`](crate::JournalOptions::spare_files_max)). A file that is written over has its blocks already, and none of them is given back to the device
-//! and asked for again. When none was prepared for a second, few are kept.
+//! and asked for again. When none was prepared for a second, few are kept. The others are deleted slowly ([`GIVE_BACK_INTERVAL`]), unless the space is
+//! wanted or the journal closed, and used again as long as they are there.
 //!
 //! # What is written to the medium
 //!
@@ -47,8 +48,8 @@ use std::time::{Duration, Instant};
 
 use lightkv_memory::offer_processor;
 use lightkv_vfs::{
-    DeviceTurns, Mapping, OpenMode, PIECE_BYTES, RemovedFile, Urgency, Vfs, VfsFile,
-    is_out_of_descriptors,
+    DeviceTurns, GIVE_BACK_INTERVAL, Mapping, OpenMode, PIECE_BYTES, RemovedFile, Urgency, Vfs,
+    VfsFile, is_out_of_descriptors,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -163,10 +164,12 @@ struct Poison {
 #[derive(Debug)]
 struct PoolState {
     spares: Vec<JournalFile>,
-    /// To be deleted by the thread: that takes milliseconds.
+    /// To be deleted by the thread, slowly. Until then it may be used as a spare file.
     surplus: Vec<JournalFile>,
     /// One of these that has no name any more, but space.
     removed: Option<RemovedFile>,
+    /// The device is left alone until then.
+    delete_at: Instant,
     /// In the order of their generations, which is that of their use.
     prepared: VecDeque<PreparedFile>,
     is_preparing: bool,
@@ -203,7 +206,7 @@ enum Task {
     MakeStaging,
     WriteIndex,
     WriteOut,
-    Delete,
+    Delete { at: Instant },
     GiveUpSpares { rest_at: Instant },
     Nothing,
 }
@@ -224,6 +227,7 @@ impl FilePool {
                 spares,
                 surplus,
                 removed: None,
+                delete_at: Instant::now(),
                 prepared: VecDeque::new(),
                 is_preparing: false,
                 prepared_at: Instant::now(),
@@ -642,7 +646,13 @@ impl FilePool {
                 Task::WriteIndex => self.write_index(&mut state),
                 // An error is not lost: who needs the staging file or a sync tries, too.
                 Task::WriteOut => self.write_next(&mut state),
-                Task::Delete => self.delete_next(&mut state),
+                Task::Delete { at } => {
+                    if Instant::now() >= at {
+                        self.delete_next(&mut state);
+                    } else {
+                        self.work.wait_until(&mut state, at);
+                    }
+                }
                 Task::GiveUpSpares { rest_at } => {
                     if Instant::now() >= rest_at {
                         state.give_up_spares(SPARE_FILES_AT_REST);
@@ -755,6 +765,7 @@ impl FilePool {
         };
         let delete_some = || self.delete_some(removed, surplus);
         state.removed = parking_lot::MutexGuard::unlocked(state, delete_some);
+        state.delete_at = Instant::now() + GIVE_BACK_INTERVAL;
     }
 
     /// A part at a time, for reads wait for what a device is told of free blocks. What is returned is not done yet.
@@ -946,7 +957,7 @@ impl PoolState {
         } else if may_prepare {
             Task::Prepare
         } else if !self.surplus.is_empty() || self.removed.is_some() {
-            Task::Delete
+            Task::Delete { at: self.delete_at }
         } else if self.spares.len() > SPARE_FILES_AT_REST {
             let rest_at = self.prepared_at + REST_AFTER;
             Task::GiveUpSpares { rest_at }
@@ -1130,7 +1141,12 @@ mod tests {
         let settings = settings(&vfs, FILE_BYTES);
         let pool = FilePool::new(settings, Vec::new(), surplus.into(), Vec::new(), 1, 1);
         let mut parts = 0;
-        while pool.state.lock().next_task() == Task::Delete {
+        let mut last = None;
+        let next_task = || pool.state.lock().next_task();
+        while let Task::Delete { at } = next_task() {
+            // The first one need not wait.
+            assert!(last.is_none_or(|last| at >= last + GIVE_BACK_INTERVAL));
+            last = Some(Instant::now());
             pool.delete_next(&mut pool.state.lock());
             parts += 1;
         }

@@ -4,15 +4,27 @@
 //! 0.08 ms for each such message and 0.17 ms for each MiB, so that a read waited 3 ms behind the end of a file of 16 MiB
 //! (docs/benchmarks.md, "What reads beside a writer wait for"). So files lose [`CUT_BYTES`] at a time, in [turns](DeviceTurns) beside reads that
 //! somebody waits for. Where nothing is told, or later and all at once, this costs a call for each cut.
+//!
+//! Some devices take only so much back in a second, and let everything else wait meanwhile: one had time for 130 to 170 MB/s, writes for
+//! tables and the journal fell to a third beside that, and below 50 MB/s it hardly noticed (docs/benchmarks.md, "Space that is given back
+//! slowly"). So what nobody waits for goes at [`GIVEN_BACK_BYTES_PER_SECOND`].
 
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::{DeviceTurns, OpenMode, Urgency, Vfs, VfsFile};
 
 /// How much a file loses at a time, in bytes: as long as a read waits for the device anyway.
 const CUT_BYTES: u64 = 512 << 10;
+
+/// How much goes back in a second where nobody waits for the space and there is no end to it soon.
+const GIVEN_BACK_BYTES_PER_SECOND: u64 = 25 << 20;
+
+/// How long who gives back in [steps](RemovedFile::give_back_some) leaves the device alone between two of them, unless the space is wanted.
+pub const GIVE_BACK_INTERVAL: Duration =
+    Duration::from_millis(1000 * CUT_BYTES / GIVEN_BACK_BYTES_PER_SECOND);
 
 /// Shortens a file from one length to another, in bytes.
 pub fn shorten(file: &dyn VfsFile, from: u64, to: u64, device: &DeviceTurns) -> io::Result<()> {

@@ -649,7 +649,7 @@ impl Background {
                 // Nobody hears a call for work meanwhile, so the queue is looked at again before the wait.
                 MutexGuard::unlocked(&mut queue, || {
                     store.tables.remove_discarded();
-                    store.tables.remove_unused_spares();
+                    store.tables.give_back_unused_spares();
                     store.balance_memory();
                     // A writer may come meanwhile, and memory for what it writes is more urgent.
                     let may_go_on = || !store.buffer.wants_growth();

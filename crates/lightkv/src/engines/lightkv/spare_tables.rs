@@ -9,10 +9,11 @@
 //! old number or its new one, and the next open removes it; and what an interrupted or lost write leaves of the old table
 //! within the new one does not pass its checksums, which depend on the table's number.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use lightkv_vfs::Vfs;
+use lightkv_vfs::{DeviceTurns, GIVE_BACK_INTERVAL, RemovedFile, Vfs};
 use parking_lot::Mutex;
 
 /// Spare files take at most this part of what the tables take.
@@ -23,6 +24,9 @@ const BYTES_MIN: u64 = 64 << 10;
 
 /// A store that has made no table for so long has no use for spare files.
 const KEEP_DURATION: Duration = Duration::from_secs(1);
+
+/// What would have been due in so much time is given back at once, no more: who gives back may come late.
+const CATCH_UP_MAX: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 struct SpareFile {
@@ -40,18 +44,35 @@ struct Spares {
     is_closed: bool,
 }
 
+/// One that has no name any more, and still takes space.
+#[derive(Debug)]
+struct Removed {
+    file: Option<RemovedFile>,
+    /// The device is left alone until then.
+    give_back_at: Instant,
+}
+
 /// The spare files of one store.
 #[derive(Debug)]
-pub(crate) struct SpareTables(Mutex<Spares>);
+pub(crate) struct SpareTables {
+    spares: Mutex<Spares>,
+    removed: Mutex<Removed>,
+}
 
 impl Default for SpareTables {
     fn default() -> Self {
-        Self(Mutex::new(Spares {
-            files: Vec::new(),
-            bytes: 0,
-            used_at: Instant::now(),
-            is_closed: false,
-        }))
+        Self {
+            spares: Mutex::new(Spares {
+                files: Vec::new(),
+                bytes: 0,
+                used_at: Instant::now(),
+                is_closed: false,
+            }),
+            removed: Mutex::new(Removed {
+                file: None,
+                give_back_at: Instant::now(),
+            }),
+        }
     }
 }
 
@@ -67,7 +88,7 @@ impl SpareTables {
     ) -> bool {
         let bytes_max = (table_bytes / TABLE_BYTES_PART).max(BYTES_MIN);
         let has_room = |spares: &Spares| !spares.is_closed && spares.bytes + len_bytes <= bytes_max;
-        if !has_room(&self.0.lock()) {
+        if !has_room(&self.spares.lock()) {
             return false;
         }
         // Whoever could give it another name holds the table, so the number does not change afterwards. A file system
@@ -75,7 +96,7 @@ impl SpareTables {
         if vfs.link_count(path).ok() != Some(1) {
             return false;
         }
-        let mut spares = self.0.lock();
+        let mut spares = self.spares.lock();
         // Other threads may have kept files meanwhile, or the store is being closed.
         if !has_room(&spares) {
             return false;
@@ -90,7 +111,7 @@ impl SpareTables {
     /// The spare file for a table of about `len_bytes`, which is the caller's from now on: the shortest that is long enough, so
     /// that least is cut off, which the device would be told of while somebody waits for a read; or else the longest.
     pub(crate) fn take(&self, len_bytes: u64) -> Option<PathBuf> {
-        let mut spares = self.0.lock();
+        let mut spares = self.spares.lock();
         let files = spares.files.iter().enumerate();
         let (at, _) =
             files.min_by_key(|(_, file)| match file.len_bytes.checked_sub(len_bytes) {
@@ -105,26 +126,57 @@ impl SpareTables {
 
     /// What they take, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.0.lock().bytes
+        self.spares.lock().bytes
     }
 
-    /// Gives up all that were not used for a while; the caller removes them.
-    pub(crate) fn give_up_unused(&self) -> Vec<PathBuf> {
-        let mut spares = self.0.lock();
-        if spares.files.is_empty() || spares.used_at.elapsed() < KEEP_DURATION {
-            return Vec::new();
+    /// Gives back some of the space of what was not used for a while: as much as is due since the last call. What that removes has its name no
+    /// more and space for a while. For a thread that looks about every [`CATCH_UP_MAX`].
+    pub(crate) fn give_back_unused(
+        &self,
+        vfs: &dyn Vfs,
+        device: &DeviceTurns,
+    ) -> std::result::Result<(), (PathBuf, io::Error)> {
+        let mut removed = self.removed.lock();
+        while Instant::now() >= removed.give_back_at {
+            if removed.file.is_none() {
+                let Some(path) = self.take_unused() else {
+                    return Ok(());
+                };
+                let file = RemovedFile::new(vfs, &path).map_err(|error| (path, error))?;
+                removed.file = Some(file);
+            }
+            if let Some(file) = &mut removed.file
+                && !file.give_back_some(device)
+            {
+                removed.file = None;
+            }
+            let due_at = removed.give_back_at + GIVE_BACK_INTERVAL;
+            removed.give_back_at = due_at.max(Instant::now() - CATCH_UP_MAX);
         }
-        spares.give_up()
+        Ok(())
+    }
+
+    /// The file that was kept first, if none was used for a while.
+    fn take_unused(&self) -> Option<PathBuf> {
+        let mut spares = self.spares.lock();
+        if spares.files.is_empty() || spares.used_at.elapsed() < KEEP_DURATION {
+            return None;
+        }
+        let file = spares.files.remove(0);
+        spares.bytes -= file.len_bytes;
+        Some(file.path)
     }
 
     /// Gives up all: the space is wanted. The caller removes them.
     pub(crate) fn give_up(&self) -> Vec<PathBuf> {
-        self.0.lock().give_up()
+        drop(self.removed.lock().file.take());
+        self.spares.lock().give_up()
     }
 
     /// Gives up all, and keeps none from now on.
     pub(crate) fn close(&self) -> Vec<PathBuf> {
-        let mut spares = self.0.lock();
+        drop(self.removed.lock().file.take());
+        let mut spares = self.spares.lock();
         spares.is_closed = true;
         spares.give_up()
     }
@@ -213,15 +265,36 @@ mod tests {
     fn files_that_nobody_needs_are_given_up() {
         let files = Files::new();
         assert!(files.keep("a", 10));
-        assert!(files.spares.give_up_unused().is_empty());
-        std::thread::sleep(KEEP_DURATION);
-        assert_eq!(files.spares.give_up_unused(), [PathBuf::from("a")]);
-        assert_eq!((files.spares.take(0), files.spares.bytes()), (None, 0));
+        assert_eq!(files.spares.give_up(), [PathBuf::from("a")]);
         assert!(files.keep("b", 10));
-        assert_eq!(files.spares.give_up(), [PathBuf::from("b")]);
-        assert!(files.keep("c", 10));
-        assert_eq!(files.spares.close(), [PathBuf::from("c")]);
-        assert!(!files.keep("d", 10));
+        assert_eq!(files.spares.close(), [PathBuf::from("b")]);
+        assert!(!files.keep("c", 10));
+        assert_eq!((files.spares.take(0), files.spares.bytes()), (None, 0));
+    }
+
+    /// Many files at once would keep a device from everything else.
+    #[test]
+    fn files_that_were_not_used_are_given_back_slowly() {
+        const FILES: u64 = 30;
+        let files = Files::new();
+        let device = DeviceTurns::default();
+        (0..FILES).for_each(|number| assert!(files.keep(&format!("{number:02}"), 10)));
+        let give_back = || files.spares.give_back_unused(&files.vfs, &device).unwrap();
+        give_back();
+        assert_eq!(files.spares.bytes(), 10 * FILES, "just used");
+        std::thread::sleep(KEEP_DURATION);
+        let begin = Instant::now();
+        give_back();
+        let left = || files.vfs.list(Path::new("/")).unwrap().len() as u64;
+        let due = |time: Duration| {
+            let time = CATCH_UP_MAX + time;
+            time.as_nanos().div_ceil(GIVE_BACK_INTERVAL.as_nanos()) as u64 + 1
+        };
+        assert!((FILES - due(begin.elapsed())..FILES).contains(&left()));
+        while left() > 0 {
+            give_back();
+            assert!(left() + due(begin.elapsed()) >= FILES);
+        }
         assert_eq!(files.spares.bytes(), 0);
     }
 }

@@ -259,9 +259,12 @@ impl TableContext {
         }
     }
 
-    /// Removes what was kept to be written over, if no table has been for a while.
-    pub(crate) fn remove_unused_spares(&self) {
-        self.remove_unread(self.spares.give_up_unused());
+    /// Gives back some of what was kept to be written over, if no table has been for a while.
+    pub(crate) fn give_back_unused_spares(&self) {
+        let (vfs, device) = (self.vfs.as_ref(), self.shared.device());
+        if let Err((path, error)) = self.spares.give_back_unused(vfs, device) {
+            self.note_removal(&path, Err(error));
+        }
     }
 
     /// As [`remove_discarded`](TableContext::remove_discarded), but keeps none: their space is wanted.
