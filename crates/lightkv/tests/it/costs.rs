@@ -260,6 +260,16 @@ fn what_fits_the_cache_is_read_into_it_around_what_is_missed() {
             }
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
+        // What was asked for last is still being read.
+        let filled = || db.stats().counters.cache_fill_bytes;
+        let (mut last, mut since) = (filled(), std::time::Instant::now());
+        while since.elapsed().as_millis() < 300 {
+            assert!(start.elapsed().as_secs() < 60, "{:?}", db.stats());
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            if filled() != last {
+                (last, since) = (filled(), std::time::Instant::now());
+            }
+        }
         let before = db.stats().counters;
         assert!(before.cache_fill_bytes > records * 1024 / 2, "{before:?}");
         for number in 0..records {
