@@ -7,7 +7,7 @@
 //!
 //! Some devices take only so much back in a second, and let everything else wait meanwhile: one had time for 130 to 170 MB/s, writes for
 //! tables and the journal fell to a third beside that, and below 50 MB/s it hardly noticed (docs/benchmarks.md, "Space that is given back
-//! slowly"). So what nobody waits for goes at [`GIVEN_BACK_BYTES_PER_SECOND`].
+//! slowly"). So what nobody waits for goes at [`GIVEN_BACK_BYTES_PER_SECOND`], of the journal and of the tables each.
 
 use std::io;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::{DeviceTurns, OpenMode, Urgency, Vfs, VfsFile};
 /// How much a file loses at a time, in bytes: as long as a read waits for the device anyway.
 const CUT_BYTES: u64 = 512 << 10;
 
-/// How much goes back in a second where nobody waits for the space and there is no end to it soon.
+/// How much the journal, and how much the tables, give back in a second where nobody waits for the space.
 const GIVEN_BACK_BYTES_PER_SECOND: u64 = 25 << 20;
 
 /// How long who gives back in [steps](RemovedFile::give_back_some) leaves the device alone between two of them, unless the space is wanted.

@@ -129,8 +129,8 @@ impl SpareTables {
         self.spares.lock().bytes
     }
 
-    /// Gives back some of the space of what was not used for a while: as much as is due since the last call. What that removes has its name no
-    /// more and space for a while. For a thread that looks about every [`CATCH_UP_MAX`].
+    /// Gives back some of the space of what was not used for a while: as much as is due since the last call. A file loses
+    /// its name first, and then its space over several calls. For a thread that looks about every [`CATCH_UP_MAX`].
     pub(crate) fn give_back_unused(
         &self,
         vfs: &dyn Vfs,
