@@ -23,7 +23,7 @@
 //!
 //! Files are released in bursts, when the flush of an old leaf ends: while they are used fast, as many are kept as such a burst
 //! has ([`JournalOptions::spare_files_max`](crate::JournalOptions::spare_files_max)). A file that is written over has its blocks already, and none of them is given back to the device
-//! and asked for again. When none was prepared for a second, few are kept. The others are deleted slowly ([`GIVE_BACK_INTERVAL`]), unless the space is
+//! and asked for again. When none was prepared for a second, few are kept. The others are deleted slowly ([`GiveBackPace`]), unless the space is
 //! wanted or the journal closed, and used again as long as they are there.
 //!
 //! # What is written to the medium
@@ -48,8 +48,8 @@ use std::time::{Duration, Instant};
 
 use lightkv_memory::offer_processor;
 use lightkv_vfs::{
-    DeviceTurns, GIVE_BACK_INTERVAL, Mapping, OpenMode, PIECE_BYTES, RemovedFile, Urgency, Vfs,
-    VfsFile, is_out_of_descriptors,
+    DeviceTurns, GiveBackPace, Mapping, OpenMode, PIECE_BYTES, RemovedFile, Urgency, Vfs, VfsFile,
+    is_out_of_descriptors,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -168,8 +168,7 @@ struct PoolState {
     surplus: Vec<JournalFile>,
     /// One of these that has no name any more, but space.
     removed: Option<RemovedFile>,
-    /// The device is left alone until then.
-    delete_at: Instant,
+    delete_pace: GiveBackPace,
     /// In the order of their generations, which is that of their use.
     prepared: VecDeque<PreparedFile>,
     is_preparing: bool,
@@ -227,7 +226,7 @@ impl FilePool {
                 spares,
                 surplus,
                 removed: None,
-                delete_at: Instant::now(),
+                delete_pace: GiveBackPace::new(Duration::ZERO),
                 prepared: VecDeque::new(),
                 is_preparing: false,
                 prepared_at: Instant::now(),
@@ -765,7 +764,9 @@ impl FilePool {
         };
         let delete_some = || self.delete_some(removed, surplus);
         state.removed = parking_lot::MutexGuard::unlocked(state, delete_some);
-        state.delete_at = Instant::now() + GIVE_BACK_INTERVAL;
+        let device = self.settings.device.as_deref();
+        let reads_begun = device.map_or(0, DeviceTurns::reads_begun);
+        state.delete_pace.step(reads_begun);
     }
 
     /// A part at a time, for reads wait for what a device is told of free blocks. What is returned is not done yet.
@@ -957,7 +958,8 @@ impl PoolState {
         } else if may_prepare {
             Task::Prepare
         } else if !self.surplus.is_empty() || self.removed.is_some() {
-            Task::Delete { at: self.delete_at }
+            let at = self.delete_pace.due_at();
+            Task::Delete { at }
         } else if self.spares.len() > SPARE_FILES_AT_REST {
             let rest_at = self.prepared_at + REST_AFTER;
             Task::GiveUpSpares { rest_at }
@@ -1145,7 +1147,7 @@ mod tests {
         let next_task = || pool.state.lock().next_task();
         while let Task::Delete { at } = next_task() {
             // The first one need not wait.
-            assert!(last.is_none_or(|last| at >= last + GIVE_BACK_INTERVAL));
+            assert!(last.is_none_or(|last| at >= last + GiveBackPace::interval(false)));
             last = Some(Instant::now());
             pool.delete_next(&mut pool.state.lock());
             parts += 1;

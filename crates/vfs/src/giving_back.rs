@@ -7,24 +7,69 @@
 //!
 //! Some devices take only so much back in a second, and let everything else wait meanwhile: one had time for 130 to 170 MB/s, writes for
 //! tables and the journal fell to a third beside that, and below 50 MB/s it hardly noticed (docs/benchmarks.md, "Space that is given back
-//! slowly"). So what nobody waits for goes at [`GIVEN_BACK_BYTES_PER_SECOND`], of the journal and of the tables each.
+//! slowly"). So what nobody waits for goes at [`BYTES_PER_SECOND`], of the journal and of the tables each. Beside reads that somebody waits for
+//! it goes at [`BYTES_PER_SECOND_BESIDE_READS`]: there a message took 2 ms however short it was, and 1.5 ms for each MiB, so that the
+//! slowest thousandth of the reads was those behind one. Smaller cuts would have made more of them.
 
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::{DeviceTurns, OpenMode, Urgency, Vfs, VfsFile};
 
 /// How much a file loses at a time, in bytes: as long as a read waits for the device anyway.
 const CUT_BYTES: u64 = 512 << 10;
 
-/// How much the journal, and how much the tables, give back in a second where nobody waits for the space.
-const GIVEN_BACK_BYTES_PER_SECOND: u64 = 25 << 20;
+/// How much the journal, and how much the tables, give back in a second where nobody waits for the space, nor for a read.
+const BYTES_PER_SECOND: u64 = 25 << 20;
 
-/// How long who gives back in [steps](RemovedFile::give_back_some) leaves the device alone between two of them, unless the space is wanted.
-pub const GIVE_BACK_INTERVAL: Duration =
-    Duration::from_millis(1000 * CUT_BYTES / GIVEN_BACK_BYTES_PER_SECOND);
+/// The same where somebody waits for reads.
+const BYTES_PER_SECOND_BESIDE_READS: u64 = 5 << 20;
+
+/// When who gives back in [steps](RemovedFile::give_back_some), and is not waited for, may make the next one.
+#[derive(Debug)]
+pub struct GiveBackPace {
+    due_at: Instant,
+    /// At the last step.
+    reads_seen: u64,
+    catch_up_max: Duration,
+}
+
+impl GiveBackPace {
+    /// The first step is due at once. Who looks late makes those at once that would have been due in `catch_up_max`.
+    pub fn new(catch_up_max: Duration) -> Self {
+        Self {
+            due_at: Instant::now(),
+            reads_seen: 0,
+            catch_up_max,
+        }
+    }
+
+    /// When the next step may be made.
+    pub fn due_at(&self) -> Instant {
+        self.due_at
+    }
+
+    /// Notes that one was made, and how many reads were [begun](DeviceTurns::reads_begun) by now.
+    pub fn step(&mut self, reads_begun: u64) {
+        let reads_seen = std::mem::replace(&mut self.reads_seen, reads_begun);
+        let interval = Self::interval(reads_begun != reads_seen);
+        let now = Instant::now();
+        let earliest = now.checked_sub(self.catch_up_max).unwrap_or(now);
+        self.due_at = self.due_at.max(earliest) + interval;
+    }
+
+    /// How long the device is left alone between two steps, with or without reads since the last one.
+    pub fn interval(is_beside_reads: bool) -> Duration {
+        let bytes_per_second = if is_beside_reads {
+            BYTES_PER_SECOND_BESIDE_READS
+        } else {
+            BYTES_PER_SECOND
+        };
+        Duration::from_millis(1000 * CUT_BYTES / bytes_per_second)
+    }
+}
 
 /// Shortens a file from one length to another, in bytes.
 pub fn shorten(file: &dyn VfsFile, from: u64, to: u64, device: &DeviceTurns) -> io::Result<()> {
@@ -105,6 +150,36 @@ mod tests {
         let note = done.clone();
         vfs.observe_changes(Some(Arc::new(move |operation| note.lock().push(operation))));
         (vfs, file, done)
+    }
+
+    #[test]
+    fn steps_beside_reads_are_rarer_and_late_ones_are_made_up_for_in_part() {
+        let (alone, beside) = (GiveBackPace::interval(false), GiveBackPace::interval(true));
+        assert_eq!(alone * 5, beside);
+        let mut pace = GiveBackPace::new(Duration::ZERO);
+        let mut next = |reads_begun| {
+            let begin = Instant::now();
+            pace.step(reads_begun);
+            pace.due_at() - begin
+        };
+        // Steps are made before they are due here: their intervals add up.
+        let first = next(0);
+        assert!(first >= alone && first < beside);
+        let second = next(7);
+        assert!(second >= beside, "reads came");
+        assert!(next(7) < second + beside, "none came since");
+        let mut late = GiveBackPace::new(10 * alone);
+        std::thread::sleep(2 * alone);
+        late.step(0);
+        assert!(late.due_at() < Instant::now(), "a second one is due, too");
+        let mut later = GiveBackPace::new(alone / 2);
+        std::thread::sleep(2 * alone);
+        let begin = Instant::now();
+        later.step(0);
+        assert!(
+            later.due_at() >= begin + alone / 2,
+            "that is as late as it counts"
+        );
     }
 
     #[test]

@@ -18,7 +18,7 @@ mod writes;
 
 pub use aligned::{ALIGNMENT_BYTES_MAX, AlignedBuffer};
 pub use device_turns::{DeviceTurns, PIECE_BYTES, Urgency, WaitingRead};
-pub use giving_back::{GIVE_BACK_INTERVAL, RemovedFile, remove_unread, shorten};
+pub use giving_back::{GiveBackPace, RemovedFile, remove_unread, shorten};
 pub use memory::{CrashChooser, CrashQuestion, Fault, FaultKind, MemoryVfs, Operation};
 pub use polling::{Occupied, Polling, Wait, occupy_processor};
 pub use reads::{FinishedRead, PendingReads, ReadRequest};

@@ -37,6 +37,9 @@ const RECORD_BEGIN_BYTES: u64 = 64;
 /// Most that is asked for of a record; the processor sees the pattern of a longer one.
 const RECORD_AHEAD_BYTES_MAX: u64 = 2048;
 
+/// What [`Store::flushed_part`] counts in.
+pub(crate) const PART_UNIT: u64 = 1024;
+
 /// What writing one frozen leaf yielded.
 #[derive(Debug, Default)]
 struct Flushed {
@@ -295,6 +298,9 @@ impl Store {
             entries => (u128::from(bytes) * (end - first) as u128 / u128::from(entries)) as u64,
         };
         let sorted = &sorted[first..end];
+        // Relaxed: an estimate.
+        let part = self.flushed_part.load(Ordering::Relaxed);
+        let len_bytes = flushed.share_bytes.saturating_mul(part) / PART_UNIT;
         let mut starts = wide_gaps(sorted.len(), |at| key_of(&sorted[at]))
             .into_iter()
             .peekable();
@@ -328,7 +334,7 @@ impl Store {
             for (age, record) in versions.iter().enumerate() {
                 let writer = match &mut writer {
                     Some(writer) => writer,
-                    None => writer.insert(self.new_table(leaf.segment.bytes())?),
+                    None => writer.insert(self.new_table(len_bytes)?),
                 };
                 if record.kind == EntryKind::LargeValue
                     && let Some(reference) = ValueReference::decode(record.value)
@@ -344,6 +350,11 @@ impl Store {
         if let Some(writer) = writer {
             let finished = self.finish_flushed(writer, history, retention)?;
             flushed.tables.push(finished);
+        }
+        let written_bytes: u64 = flushed.tables.iter().map(|it| it.file_len_bytes).sum();
+        let part = (written_bytes * PART_UNIT).checked_div(flushed.share_bytes);
+        if let Some(part @ 1..) = part {
+            self.flushed_part.store(part, Ordering::Relaxed);
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use lightkv_vfs::{DeviceTurns, GIVE_BACK_INTERVAL, RemovedFile, Vfs};
+use lightkv_vfs::{DeviceTurns, GiveBackPace, RemovedFile, Vfs};
 use parking_lot::Mutex;
 
 /// Spare files take at most this part of what the tables take.
@@ -27,6 +27,10 @@ const KEEP_DURATION: Duration = Duration::from_secs(1);
 
 /// What would have been due in so much time is given back at once, no more: who gives back may come late.
 const CATCH_UP_MAX: Duration = Duration::from_millis(100);
+
+/// What is added to a file costs the file system the search for free blocks; of what is cut off it tells the device, and who waits for a read
+/// waits for that.
+const CUT_WEIGHT: u64 = 4;
 
 #[derive(Debug)]
 struct SpareFile {
@@ -48,8 +52,7 @@ struct Spares {
 #[derive(Debug)]
 struct Removed {
     file: Option<RemovedFile>,
-    /// The device is left alone until then.
-    give_back_at: Instant,
+    pace: GiveBackPace,
 }
 
 /// The spare files of one store.
@@ -70,7 +73,7 @@ impl Default for SpareTables {
             }),
             removed: Mutex::new(Removed {
                 file: None,
-                give_back_at: Instant::now(),
+                pace: GiveBackPace::new(CATCH_UP_MAX),
             }),
         }
     }
@@ -108,16 +111,16 @@ impl SpareTables {
         true
     }
 
-    /// The spare file for a table of about `len_bytes`, which is the caller's from now on: the shortest that is long enough, so
-    /// that least is cut off, which the device would be told of while somebody waits for a read; or else the longest.
+    /// The spare file for a table of about `len_bytes`, which is the caller's from now on: the one whose length is nearest, where what has to be cut
+    /// off counts [`CUT_WEIGHT`] times what has to be added.
     pub(crate) fn take(&self, len_bytes: u64) -> Option<PathBuf> {
         let mut spares = self.spares.lock();
         let files = spares.files.iter().enumerate();
-        let (at, _) =
-            files.min_by_key(|(_, file)| match file.len_bytes.checked_sub(len_bytes) {
-                Some(cut_bytes) => (false, cut_bytes),
-                None => (true, len_bytes - file.len_bytes),
-            })?;
+        let (at, _) = files.min_by_key(|(_, file)| {
+            let added_bytes = len_bytes.saturating_sub(file.len_bytes);
+            let cut_bytes = file.len_bytes.saturating_sub(len_bytes);
+            added_bytes.max(cut_bytes.saturating_mul(CUT_WEIGHT))
+        })?;
         let file = spares.files.swap_remove(at);
         spares.bytes -= file.len_bytes;
         spares.used_at = Instant::now();
@@ -137,7 +140,7 @@ impl SpareTables {
         device: &DeviceTurns,
     ) -> std::result::Result<(), (PathBuf, io::Error)> {
         let mut removed = self.removed.lock();
-        while Instant::now() >= removed.give_back_at {
+        while Instant::now() >= removed.pace.due_at() {
             if removed.file.is_none() {
                 let Some(path) = self.take_unused() else {
                     return Ok(());
@@ -150,8 +153,7 @@ impl SpareTables {
             {
                 removed.file = None;
             }
-            let due_at = removed.give_back_at + GIVE_BACK_INTERVAL;
-            removed.give_back_at = due_at.max(Instant::now() - CATCH_UP_MAX);
+            removed.pace.step(device.reads_begun());
         }
         Ok(())
     }
@@ -224,7 +226,8 @@ mod tests {
             assert!(files.keep(name, len_bytes));
         }
         assert_eq!(files.spares.bytes(), 10_000);
-        for (len_bytes, name) in [(1500, "a"), (3000, "b"), (5000, "d"), (5000, "c")] {
+        // To "a" 1,100 bytes have to be added; that "d" loses 900 counts four times.
+        for (len_bytes, name) in [(2900, "b"), (3100, "a"), (3800, "d"), (5000, "c")] {
             assert_eq!(
                 files.spares.take(len_bytes).as_deref(),
                 Some(Path::new(name))
@@ -288,7 +291,8 @@ mod tests {
         let left = || files.vfs.list(Path::new("/")).unwrap().len() as u64;
         let due = |time: Duration| {
             let time = CATCH_UP_MAX + time;
-            time.as_nanos().div_ceil(GIVE_BACK_INTERVAL.as_nanos()) as u64 + 1
+            let interval = GiveBackPace::interval(false);
+            time.as_nanos().div_ceil(interval.as_nanos()) as u64 + 1
         };
         assert!((FILES - due(begin.elapsed())..FILES).contains(&left()));
         while left() > 0 {

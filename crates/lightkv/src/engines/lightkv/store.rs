@@ -86,6 +86,8 @@ pub(crate) struct Store {
     pub(crate) last_sequence: CachePadded<SequenceCounter>,
     /// Records up to this number were read back after a crash; their `previous` links mean nothing.
     pub(crate) recovered_through: AtomicU64,
+    /// What the last flush wrote for [`PART_UNIT`](super::flush::PART_UNIT) bytes of the buffer: less, because of older versions and compression.
+    pub(crate) flushed_part: AtomicU64,
     pub(crate) in_flight: InFlight,
     /// Bytes of frozen leaves that are not in tables yet.
     pub(crate) frozen_bytes: AtomicU64,
@@ -181,6 +183,7 @@ impl Store {
             trimmed_bytes: AtomicU64::new(0),
             last_sequence: CachePadded::new(SequenceCounter::new(parts.last_sequence)),
             recovered_through: AtomicU64::new(u64::MAX),
+            flushed_part: AtomicU64::new(super::flush::PART_UNIT),
             in_flight: InFlight::new(),
             frozen_bytes: AtomicU64::new(0),
             snapshots: Snapshots::default(),
