@@ -22,11 +22,12 @@ use crate::{Error, Result};
 
 /// From this much use on the pool grows ahead of its users.
 const AHEAD_FROM_BYTES: u64 = 1 << 20;
-/// How far, at least and at most. A pool of files grows by whole extents of up to 32 MiB, each of which takes 10 to 20 ms, and writers fill half of
-/// one meanwhile where nothing else is to be done yet: so the next one is made when one is free.
+/// How far, at least and at most.
 const AHEAD_BYTES_MIN: u64 = 16 << 20;
-const AHEAD_OF_FILES_BYTES_MIN: u64 = 32 << 20;
 const AHEAD_BYTES_MAX: u64 = 128 << 20;
+/// At least, in a pool of files: it grows by whole extents, of up to so much (see `recovery/media.rs`), each of which takes 10 to 20 ms, and writers fill
+/// half of one meanwhile where nothing else is to be done yet. So the next one is made when a whole one is free.
+const AHEAD_OF_FILES_BYTES_MIN: u64 = 32 << 20;
 
 /// What may be resident beyond the limit, as a part of it.
 const SURPLUS_PART: u64 = 16;
