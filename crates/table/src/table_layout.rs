@@ -175,12 +175,14 @@ impl Footer {
         if footer.file_len != file_len {
             return Err(Damage("the file does not have the length its footer says"));
         }
-        // The parts follow each other without gaps, so every length below is bounded by the file's.
+        // The parts follow each other, so every length below is bounded by the file's. Before the leaf there may be a gap.
         let chain = (HEADER_BYTES as u64) <= footer.blocks_end
             && footer.blocks_end <= footer.root_offset
             && footer.root_len as usize <= MAX_BLOCK_BYTES
-            && footer.root_offset.checked_add(u64::from(footer.root_len))
-                == Some(footer.leaf_offset)
+            && footer
+                .root_offset
+                .checked_add(u64::from(footer.root_len))
+                .is_some_and(|end| end <= footer.leaf_offset)
             && footer.leaf_offset.checked_add(footer.leaf_len) == Some(footer.offsets_offset)
             && footer.offsets_offset.checked_add(footer.offsets_len)
                 == Some(footer.properties_offset)

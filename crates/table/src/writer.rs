@@ -47,6 +47,12 @@ const KEYS_RESERVED: usize = 1 << 17;
 /// Payload of one block of the index.
 const INDEX_PARTITION_BYTES: usize = 8192;
 
+/// What direct files are written in.
+const UNIT_BYTES: u64 = ALIGNMENT_BYTES_MAX as u64;
+
+/// At most this part of a file that was written over is kept without use, beside reads that somebody waits for.
+const GAP_PART: u64 = 4;
+
 /// What a finished table is.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TableSummary {
@@ -107,6 +113,8 @@ pub struct TableWriter {
     shared: Option<Arc<TableShared>>,
     /// What is behind what was written may be left of another table.
     is_over_spare: bool,
+    /// Reads that somebody waited for, when the table was begun.
+    reads_seen: u64,
     finished: bool,
     /// A write failed: entries may be missing.
     failed: bool,
@@ -142,6 +150,15 @@ pub struct TableWriter {
     references: Vec<u64>,
     /// What the store knows of this writer's memory, in bytes.
     noted_bytes: u64,
+}
+
+/// What is known of a table when all of it was handed over.
+struct Tail {
+    leaf: Vec<u8>,
+    /// What an open reader keeps in memory, leaf included.
+    resident_index_bytes: usize,
+    /// What was not written between the index and the leaf.
+    skipped_bytes: u64,
 }
 
 /// A buffer that the device writes.
@@ -247,6 +264,7 @@ impl TableWriter {
                 ..options
             },
             hash,
+            reads_seen: shared.as_ref().map_or(0, |it| it.device().reads_begun()),
             shared,
             is_over_spare,
             finished: false,
@@ -443,14 +461,19 @@ impl TableWriter {
         self.references.dedup();
         self.properties.references = std::mem::take(&mut self.references).into();
         self.properties.largest_key = self.last_key.as_slice().into();
-        let (leaf, resident_index_bytes) = self.write_tail()?;
+        let Tail {
+            leaf,
+            resident_index_bytes,
+            skipped_bytes,
+        } = self.write_tail()?;
         self.write(true)?;
         self.file
             .sync_data()
             .map_err(|error| TableError::from_io(&self.path, "sync", 0, error))?;
         self.finished = true;
         if let Some(shared) = &self.shared {
-            shared.counters.table_bytes_written.add(self.written);
+            let written_bytes = self.written - skipped_bytes;
+            shared.counters.table_bytes_written.add(written_bytes);
         }
         let properties = std::mem::take(&mut self.properties);
         Ok(TableSummary {
@@ -678,12 +701,12 @@ impl TableWriter {
     }
 
     /// After a failure the table cannot be finished.
-    fn note_failure(
+    fn note_failure<T>(
         &mut self,
         operation: &'static str,
         offset: u64,
-        result: io::Result<()>,
-    ) -> Result<()> {
+        result: io::Result<T>,
+    ) -> Result<T> {
         self.failed |= result.is_err();
         result.map_err(|error| TableError::from_io(&self.path, operation, offset, error))
     }
@@ -701,8 +724,8 @@ impl TableWriter {
         Ok(())
     }
 
-    /// Appends everything behind the data blocks; returns the leaf and the resident size.
-    fn write_tail(&mut self) -> Result<(Vec<u8>, usize)> {
+    /// Appends everything behind the data blocks.
+    fn write_tail(&mut self) -> Result<Tail> {
         let blocks_end = self.position();
         let block_count = (self.offsets.len() - 1) as u32;
         let (root_offset, root_len) = self.write_index()?;
@@ -717,12 +740,14 @@ impl TableWriter {
             &self.hashes,
             &self.hash_blocks,
         );
+        let offsets = BlockOffsets::encode(&self.offsets);
+        let properties = self.properties.encode();
+        let rest_bytes = leaf.len() + offsets.len() + properties.len() + FOOTER_BYTES;
+        let skipped_bytes = self.leave_gap(rest_bytes as u64)?;
         let leaf_offset = self.position();
         self.buffer.extend_from_slice(&leaf);
-        let offsets = BlockOffsets::encode(&self.offsets);
         let offsets_offset = self.position();
         self.buffer.extend_from_slice(&offsets);
-        let properties = self.properties.encode();
         let properties_offset = self.position();
         self.buffer.extend_from_slice(&properties);
         let properties_len = u32::try_from(properties.len())
@@ -745,12 +770,68 @@ impl TableWriter {
             properties_crc: self.seed.checksum(properties_offset, &properties),
         };
         self.buffer.extend_from_slice(&footer.encode());
-        let resident = leaf.len()
+        let resident_index_bytes = leaf.len()
             + offsets.len()
             + self.properties.smallest_key.len()
             + self.properties.largest_key.len()
             + self.properties.references.len() * size_of::<u64>();
-        Ok((leaf, resident))
+        Ok(Tail {
+            leaf,
+            resident_index_bytes,
+            skipped_bytes,
+        })
+    }
+
+    /// Makes room before the last `rest_bytes`, the only ones still to come, so that the file ends where nothing has to be cut off. Returns how many bytes
+    /// of that were not written: what the file had there.
+    fn leave_gap(&mut self, rest_bytes: u64) -> Result<u64> {
+        let needed_bytes = self.position() + rest_bytes;
+        let file_len = self.file_len_for(needed_bytes)?;
+        let gap_bytes = file_len - needed_bytes;
+        if gap_bytes < 2 * UNIT_BYTES {
+            self.append_zeros(gap_bytes);
+            return Ok(0);
+        }
+        let end = self.position() + gap_bytes;
+        self.append_zeros(self.position().next_multiple_of(UNIT_BYTES) - self.position());
+        self.end_write()?;
+        self.shift(0);
+        self.write_range(0, self.buffer.len() - self.pad)?;
+        let skipped_from = self.position();
+        self.buffer.truncate(self.pad);
+        self.written = end / UNIT_BYTES * UNIT_BYTES;
+        let skipped_bytes = self.written - skipped_from;
+        self.append_zeros(end - self.written);
+        Ok(skipped_bytes)
+    }
+
+    /// How long the file becomes, of which `needed_bytes` are used.
+    fn file_len_for(&mut self, needed_bytes: u64) -> Result<u64> {
+        if self.file.alignment_bytes() == 1 {
+            return Ok(needed_bytes);
+        }
+        // What ends within a unit would pass through the page cache, and a file takes whole ones anyway. On ext4 such an end was an extent of its own
+        // for a moment, for which it took a block and told the device when that was free again.
+        let shortest = needed_bytes.next_multiple_of(UNIT_BYTES);
+        let has_had_reads = |it: &Arc<TableShared>| it.device().reads_begun() != self.reads_seen;
+        if !self.is_over_spare || !self.shared.as_ref().is_some_and(has_had_reads) {
+            return Ok(shortest);
+        }
+        // What is cut off is told to the device, and reads wait behind that for milliseconds (docs/benchmarks.md, "Reads behind a device that takes
+        // space back").
+        let old_len = self.file.len_bytes();
+        let old_len = self.note_failure("get the length of", 0, old_len)?;
+        let longest = old_len.next_multiple_of(UNIT_BYTES);
+        let gap_bytes = longest.saturating_sub(shortest);
+        Ok(match gap_bytes > longest / GAP_PART {
+            true => shortest,
+            false => shortest.max(longest),
+        })
+    }
+
+    fn append_zeros(&mut self, len_bytes: u64) {
+        self.buffer
+            .resize(self.buffer.len() + len_bytes as usize, 0);
     }
 
     /// Appends the index: its partitions, then the root. Returns the root's place and stored length.

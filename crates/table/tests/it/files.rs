@@ -633,6 +633,68 @@ fn a_table_takes_the_place_of_a_spare_file() {
     }
 }
 
+/// What is cut off a file keeps the device from reads, so beside them none is, unless more than a quarter of the file would be lost.
+#[test]
+fn a_spare_file_keeps_its_length_beside_reads() {
+    const UNIT: u64 = 4096;
+    const SPARE_ENTRIES: u64 = 20_000;
+    for (entries, with_reads, keeps) in [
+        (SPARE_ENTRIES * 8 / 10, true, true),
+        (SPARE_ENTRIES * 8 / 10, false, false),
+        (SPARE_ENTRIES * 7 / 10, true, false),
+        // Less than a unit, and none.
+        (SPARE_ENTRIES - 10, true, true),
+        (SPARE_ENTRIES, true, true),
+        (SPARE_ENTRIES * 11 / 10, true, false),
+    ] {
+        let vfs = MemoryVfs::new();
+        vfs.offer_direct();
+        vfs.create_directory(Path::new("store")).unwrap();
+        let vfs: Arc<dyn Vfs> = Arc::new(vfs);
+        let shared = shared();
+        let key = |number: u64| format!("{number:09}").into_bytes();
+        let write = |table_id: u64, entries: u64, spare: Option<&Path>| {
+            let path = PathBuf::from(format!("store/{table_id}.table"));
+            let (vfs, shared) = (Arc::clone(&vfs), Arc::clone(&shared));
+            let stores = Arc::clone(&shared);
+            let mut writer =
+                TableWriter::create_shared(vfs, &path, table_id, options(), stores, spare).unwrap();
+            for number in 0..entries {
+                let value = vec![table_id as u8; 150];
+                let entry = key(number);
+                writer.add(&entry, 1, EntryKind::Put, &value).unwrap();
+                if with_reads && number == entries / 2 {
+                    drop(shared.waiting_read());
+                }
+            }
+            (writer.finish().unwrap(), path)
+        };
+        let (first, spare) = write(1, SPARE_ENTRIES, None);
+        let written_before = shared.counters().table_bytes_written;
+        let (second, path) = write(2, entries, Some(&spare));
+        let written_bytes = shared.counters().table_bytes_written - written_before;
+
+        let file = vfs.open(&path, OpenMode::Read).unwrap();
+        assert_eq!(file.len_bytes().unwrap(), second.file_len_bytes);
+        assert_eq!(second.file_len_bytes % UNIT, 0);
+        assert_eq!(second.file_len_bytes == first.file_len_bytes, keeps);
+        let used_part = entries as f64 / SPARE_ENTRIES as f64;
+        let used_bytes = first.file_len_bytes as f64 * used_part;
+        assert!((written_bytes as f64 - used_bytes).abs() < 0.02 * used_bytes);
+        if !keeps {
+            assert!((second.file_len_bytes as f64 - used_bytes).abs() < 0.02 * used_bytes);
+        }
+
+        let vfs = Arc::clone(&vfs);
+        let reader = TableReader::open(vfs, &path, 2, options(), None, shared).unwrap();
+        assert_eq!(reader.leaf_source(), LeafSource::File);
+        reader.verify().unwrap();
+        for number in (0..entries).step_by(97) {
+            assert_eq!(get(&reader, &key(number), u64::MAX).unwrap().2, [2; 150]);
+        }
+    }
+}
+
 #[test]
 fn a_spare_file_never_replaces_a_table() {
     let vfs = memory();

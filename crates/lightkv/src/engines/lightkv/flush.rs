@@ -305,6 +305,8 @@ impl Store {
             .into_iter()
             .peekable();
         let mut writer: Option<TableWriter> = None;
+        // Not what the files take: one that was longer before may have kept its length.
+        let mut written_bytes = 0;
         let mut versions = Vec::new();
         let record_bytes = leaf.record_bytes_mean().min(RECORD_AHEAD_BYTES_MAX);
         for (at, entry) in sorted.iter().enumerate() {
@@ -312,6 +314,7 @@ impl Store {
             if starts.next_if_eq(&at).is_some()
                 && let Some(writer) = writer.take()
             {
+                written_bytes += writer.estimated_len_bytes();
                 let finished = self.finish_flushed(writer, history, retention)?;
                 flushed.tables.push(finished);
             }
@@ -348,10 +351,10 @@ impl Store {
             }
         }
         if let Some(writer) = writer {
+            written_bytes += writer.estimated_len_bytes();
             let finished = self.finish_flushed(writer, history, retention)?;
             flushed.tables.push(finished);
         }
-        let written_bytes: u64 = flushed.tables.iter().map(|it| it.file_len_bytes).sum();
         let part = (written_bytes * PART_UNIT).checked_div(flushed.share_bytes);
         if let Some(part @ 1..) = part {
             self.flushed_part.store(part, Ordering::Relaxed);
