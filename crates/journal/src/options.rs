@@ -27,7 +27,7 @@ pub struct JournalOptions<'a> {
     /// May change from one open to the next; files of another length are not recycled.
     pub file_bytes: u64,
     /// How many files without live entries are kept for reuse, while files are filled. Default 16. When none was begun for a second, and
-    /// by a journal that is closed, no more than 4 are kept. Those beyond are deleted at 25 MiB/s, at 5 beside reads that wait for the device, and reused until then; at once when the journal is closed,
+    /// by a journal that is closed, no more than 4 are kept. Those beyond are deleted at 25 MiB/s, at 1 beside reads that wait for the device, and reused until then; at once when the journal is closed,
     /// and by [`Journal::free_spare_files`](crate::Journal::free_spare_files).
     pub spare_files_max: usize,
     /// The oldest generation that may hold live entries, from the manifest; 0 if the journal never

@@ -51,7 +51,7 @@ const INDEX_PARTITION_BYTES: usize = 8192;
 const UNIT_BYTES: u64 = ALIGNMENT_BYTES_MAX as u64;
 
 /// At most this part of a file that was written over is kept without use, beside reads that somebody waits for.
-const GAP_PART: u64 = 4;
+const GAP_PART: u64 = 3;
 
 /// What a finished table is.
 #[derive(Clone, PartialEq, Eq)]

@@ -8,8 +8,9 @@
 //! Some devices take only so much back in a second, and let everything else wait meanwhile: one had time for 130 to 170 MB/s, writes for
 //! tables and the journal fell to a third beside that, and below 50 MB/s it hardly noticed (docs/benchmarks.md, "Space that is given back
 //! slowly"). So what nobody waits for goes at [`BYTES_PER_SECOND`], of the journal and of the tables each. Beside reads that somebody waits for
-//! it goes at [`BYTES_PER_SECOND_BESIDE_READS`]: there a message took 2 ms however short it was, and 1.5 ms for each MiB, so that the
-//! slowest thousandth of the reads was those behind one. Smaller cuts would have made more of them.
+//! it goes at [`BYTES_PER_SECOND_BESIDE_READS`]: there a message took 2 ms however short it was, and 1.5 ms for each MiB, and with more than a few
+//! in a second the slowest thousandth of the reads was those behind one (docs/benchmarks.md, "Reads behind a device that takes space back").
+//! Smaller cuts would have made more of them.
 
 use std::io;
 use std::path::Path;
@@ -25,7 +26,7 @@ const CUT_BYTES: u64 = 512 << 10;
 const BYTES_PER_SECOND: u64 = 25 << 20;
 
 /// The same where somebody waits for reads.
-const BYTES_PER_SECOND_BESIDE_READS: u64 = 5 << 20;
+const BYTES_PER_SECOND_BESIDE_READS: u64 = 1 << 20;
 
 /// When who gives back in [steps](RemovedFile::give_back_some), and is not waited for, may make the next one.
 #[derive(Debug)]
