@@ -177,8 +177,8 @@ numbers! {
         journal_file_bytes,
         /// Of `journal_bytes`, bytes that an open has left to be replayed while the store is in use, and that are not yet. 0 soon after the open.
         unreplayed_bytes,
-        /// Bytes of files of tables that are kept for a moment to be written over, at most an eighth of the tables or
-        /// 64 KiB, included in `space_bytes`.
+        /// Bytes of files of tables that are kept for a moment to be written over, at most an eighth of the tables, a quarter while reads wait for the
+        /// device, or 64 KiB; included in `space_bytes`.
         spare_bytes,
         /// Background work that waits, in bytes of its input.
         pending_bytes,

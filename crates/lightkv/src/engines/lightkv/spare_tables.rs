@@ -19,6 +19,10 @@ use parking_lot::Mutex;
 /// Spare files take at most this part of what the tables take.
 const TABLE_BYTES_PART: u64 = 8;
 
+/// The same where somebody waits for reads of tables: what is not kept is given back at once, and they would wait for that. What is beyond the
+/// ordinary part is given back slowly, though it may be used.
+const TABLE_BYTES_PART_BESIDE_READS: u64 = 4;
+
 /// They may always take this much, however small the store.
 const BYTES_MIN: u64 = 64 << 10;
 
@@ -42,6 +46,10 @@ struct SpareFile {
 struct Spares {
     files: Vec<SpareFile>,
     bytes: u64,
+    /// What they may take where nobody reads.
+    ordinary_bytes_max: u64,
+    /// Reads that somebody waited for, when that was last asked.
+    reads_seen: u64,
     /// When one was last kept or taken.
     used_at: Instant,
     /// The store is being closed.
@@ -68,6 +76,8 @@ impl Default for SpareTables {
             spares: Mutex::new(Spares {
                 files: Vec::new(),
                 bytes: 0,
+                ordinary_bytes_max: u64::MAX,
+                reads_seen: 0,
                 used_at: Instant::now(),
                 is_closed: false,
             }),
@@ -80,16 +90,20 @@ impl Default for SpareTables {
 }
 
 impl SpareTables {
-    /// Keeps the file of a table that nobody can read any more, beside live ones of `table_bytes` altogether. False if
+    /// How many bytes they may take beside live tables of `table_bytes` altogether, until this is asked again: more if reads came since then.
+    pub(crate) fn bytes_max(&self, table_bytes: u64, device: &DeviceTurns) -> u64 {
+        let mut spares = self.spares.lock();
+        spares.ordinary_bytes_max = (table_bytes / TABLE_BYTES_PART).max(BYTES_MIN);
+        let reads_seen = std::mem::replace(&mut spares.reads_seen, device.reads_begun());
+        match spares.reads_seen != reads_seen {
+            true => (table_bytes / TABLE_BYTES_PART_BESIDE_READS).max(BYTES_MIN),
+            false => spares.ordinary_bytes_max,
+        }
+    }
+
+    /// Keeps the file of a table that nobody can read any more, if all of them then take at most `bytes_max`. False if
     /// it is to be removed instead.
-    pub(crate) fn keep(
-        &self,
-        vfs: &dyn Vfs,
-        path: &Path,
-        len_bytes: u64,
-        table_bytes: u64,
-    ) -> bool {
-        let bytes_max = (table_bytes / TABLE_BYTES_PART).max(BYTES_MIN);
+    pub(crate) fn keep(&self, vfs: &dyn Vfs, path: &Path, len_bytes: u64, bytes_max: u64) -> bool {
         let has_room = |spares: &Spares| !spares.is_closed && spares.bytes + len_bytes <= bytes_max;
         if !has_room(&self.spares.lock()) {
             return false;
@@ -132,7 +146,7 @@ impl SpareTables {
         self.spares.lock().bytes
     }
 
-    /// Gives back some of the space of what was not used for a while: as much as is due since the last call. A file loses
+    /// Gives back some of the space of what was not used for a while, or takes more than it may where nobody reads: as much as is due since the last call. A file loses
     /// its name first, and then its space over several calls. For a thread that looks about every [`CATCH_UP_MAX`].
     pub(crate) fn give_back_unused(
         &self,
@@ -158,10 +172,12 @@ impl SpareTables {
         Ok(())
     }
 
-    /// The file that was kept first, if none was used for a while.
+    /// The file that was kept first, if none was used for a while, or they are too many.
     fn take_unused(&self) -> Option<PathBuf> {
         let mut spares = self.spares.lock();
-        if spares.files.is_empty() || spares.used_at.elapsed() < KEEP_DURATION {
+        let are_used = spares.used_at.elapsed() < KEEP_DURATION;
+        let are_few = spares.bytes <= spares.ordinary_bytes_max;
+        if spares.files.is_empty() || are_used && are_few {
             return None;
         }
         let file = spares.files.remove(0);
@@ -203,18 +219,33 @@ mod tests {
     struct Files {
         vfs: MemoryVfs,
         spares: SpareTables,
+        device: DeviceTurns,
     }
 
     impl Files {
         fn new() -> Self {
-            let (vfs, spares) = (MemoryVfs::new(), SpareTables::default());
-            Self { vfs, spares }
+            Self {
+                vfs: MemoryVfs::new(),
+                spares: SpareTables::default(),
+                device: DeviceTurns::default(),
+            }
+        }
+
+        fn bytes_max(&self) -> u64 {
+            self.spares.bytes_max(TABLE_BYTES, &self.device)
+        }
+
+        fn give_back_unused(&self) {
+            self.spares
+                .give_back_unused(&self.vfs, &self.device)
+                .unwrap();
         }
 
         fn keep(&self, name: &str, len_bytes: u64) -> bool {
             let path = Path::new(name);
             self.vfs.open(path, OpenMode::CreateNew).unwrap();
-            self.spares.keep(&self.vfs, path, len_bytes, TABLE_BYTES)
+            let bytes_max = self.bytes_max();
+            self.spares.keep(&self.vfs, path, len_bytes, bytes_max)
         }
     }
 
@@ -243,11 +274,27 @@ mod tests {
         assert!(files.keep("b", TABLE_BYTES / 8 - 10));
         assert!(!files.keep("c", 11));
         assert!(files.keep("d", 10));
-        let small = Files::new();
-        let path = Path::new("a");
-        small.vfs.open(path, OpenMode::CreateNew).unwrap();
-        assert!(!small.spares.keep(&small.vfs, path, (64 << 10) + 1, 1000));
-        assert!(small.spares.keep(&small.vfs, path, 64 << 10, 1000));
+        assert_eq!(files.spares.bytes_max(1000, &files.device), 64 << 10);
+    }
+
+    /// What is not kept would be given back at once, and reads wait for that.
+    #[test]
+    fn beside_reads_they_take_a_quarter_of_the_tables_and_go_slowly() {
+        let files = Files::new();
+        drop(files.device.waiting_read());
+        assert!(files.keep("a", TABLE_BYTES / 4 - 20));
+        assert!(!files.keep("b", 10), "no read came since the last one");
+        drop(files.device.waiting_read());
+        assert!(files.keep("c", 10));
+        drop(files.device.waiting_read());
+        assert!(files.keep("d", 10));
+        assert!(!files.keep("e", 1));
+        // Used just now, but more than an eighth.
+        files.give_back_unused();
+        assert_eq!(files.spares.bytes(), 20);
+        std::thread::sleep(GiveBackPace::interval(true));
+        files.give_back_unused();
+        assert_eq!(files.spares.bytes(), 20);
     }
 
     /// The other name may be that of a checkpoint.
@@ -257,11 +304,11 @@ mod tests {
         let (path, other) = (Path::new("a"), Path::new("b"));
         files.vfs.open(path, OpenMode::CreateNew).unwrap();
         files.vfs.hard_link(path, other).unwrap();
-        assert!(!files.spares.keep(&files.vfs, path, 10, TABLE_BYTES));
+        assert!(!files.spares.keep(&files.vfs, path, 10, 10));
         files.vfs.remove_file(other).unwrap();
-        assert!(files.spares.keep(&files.vfs, path, 10, TABLE_BYTES));
+        assert!(files.spares.keep(&files.vfs, path, 10, 10));
         let missing = Path::new("c");
-        assert!(!files.spares.keep(&files.vfs, missing, 10, TABLE_BYTES));
+        assert!(!files.spares.keep(&files.vfs, missing, 10, 20));
     }
 
     #[test]
@@ -280,14 +327,12 @@ mod tests {
     fn files_that_were_not_used_are_given_back_slowly() {
         const FILES: u64 = 30;
         let files = Files::new();
-        let device = DeviceTurns::default();
         (0..FILES).for_each(|number| assert!(files.keep(&format!("{number:02}"), 10)));
-        let give_back = || files.spares.give_back_unused(&files.vfs, &device).unwrap();
-        give_back();
+        files.give_back_unused();
         assert_eq!(files.spares.bytes(), 10 * FILES, "just used");
         std::thread::sleep(KEEP_DURATION);
         let begin = Instant::now();
-        give_back();
+        files.give_back_unused();
         let left = || files.vfs.list(Path::new("/")).unwrap().len() as u64;
         let due = |time: Duration| {
             let time = CATCH_UP_MAX + time;
@@ -296,7 +341,7 @@ mod tests {
         };
         assert!((FILES - due(begin.elapsed())..FILES).contains(&left()));
         while left() > 0 {
-            give_back();
+            files.give_back_unused();
             assert!(left() + due(begin.elapsed()) >= FILES);
         }
         assert_eq!(files.spares.bytes(), 0);

@@ -250,10 +250,11 @@ impl TableContext {
         let live = self.live.lock();
         let table_bytes = live.values().map(|it| it.metadata.file_len_bytes).sum();
         drop(live);
+        let bytes_max = self.spares.bytes_max(table_bytes, self.shared.device());
         for mut file in discarded {
             if !file.is_unread() {
                 self.note_removal(&file.path, self.vfs.remove_file(&file.path));
-            } else if !self.keep_spare(&file, table_bytes) {
+            } else if !self.keep_spare(&file, bytes_max) {
                 self.remove_unread([file.path]);
             }
         }
@@ -288,10 +289,10 @@ impl TableContext {
     }
 
     /// Keeps the file of a discarded table that nobody can read to be written over.
-    fn keep_spare(&self, file: &Discarded, table_bytes: u64) -> bool {
+    fn keep_spare(&self, file: &Discarded, bytes_max: u64) -> bool {
         file.table_len_bytes.is_some_and(|len_bytes| {
             let vfs = self.vfs.as_ref();
-            self.spares.keep(vfs, &file.path, len_bytes, table_bytes)
+            self.spares.keep(vfs, &file.path, len_bytes, bytes_max)
         })
     }
 
