@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn steps_beside_reads_are_rarer_and_late_ones_are_made_up_for_in_part() {
         let (alone, beside) = (GiveBackPace::interval(false), GiveBackPace::interval(true));
-        assert_eq!(alone * 5, beside);
+        assert_eq!(alone * 25, beside);
         let mut pace = GiveBackPace::new(Duration::ZERO);
         let mut next = |reads_begun| {
             let begin = Instant::now();
