@@ -285,7 +285,10 @@ impl Store {
         history: &History,
         flushed: &mut Flushed,
     ) -> Result<()> {
-        let sorted = leaf.sorted(&self.buffer).whole(&self.buffer);
+        // As long as that lasts it has the lock of the view, for which a scan of the leaf may wait.
+        let give_way = || self.tables.shared.give_way();
+        let sorted = leaf.sorted(&self.buffer, &give_way);
+        let sorted = sorted.whole(&self.buffer);
         // SAFETY: the flush holds the leaf, which keeps its records.
         let key_of = |entry: &SortedEntry| unsafe { self.buffer.record(entry.offset) }.key;
         let first = sorted.partition_point(|entry| key_of(entry) < &*partition.lower);

@@ -108,7 +108,7 @@ impl RunPlace {
 impl LeafSource {
     /// Before the first key of the walk, whose record is on its way: [`LeafSource::settle`] goes there.
     pub(crate) fn new(store: &Store, leaf: &Arc<Leaf>, walk: Walk<'_>) -> Self {
-        let view = leaf.sorted(&store.buffer);
+        let view = leaf.sorted(&store.buffer, &|| {});
         let place = |run: &Arc<SortedRun>| {
             let at = match (walk.start, walk.direction) {
                 (Some(start), _) => lower_bound(run, start, leaf, &store.buffer),

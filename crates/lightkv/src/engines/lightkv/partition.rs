@@ -88,10 +88,10 @@ impl Leaf {
         self.segment.prefetch_note();
     }
 
-    /// Its records in key order, with everything committed before the call.
-    pub(crate) fn sorted(&self, buffer: &WriteBuffer) -> Arc<SortedView> {
+    /// Its records in key order, with everything committed before the call. Who is not in a hurry gives way to others now and then.
+    pub(crate) fn sorted(&self, buffer: &WriteBuffer, give_way: &dyn Fn()) -> Arc<SortedView> {
         let mut sorted = self.sorted.lock();
-        let view = SortedView::refreshed(sorted.as_ref(), self, buffer);
+        let view = SortedView::refreshed(sorted.as_ref(), self, buffer, give_way);
         *sorted = Some(view.clone());
         view
     }

@@ -32,6 +32,10 @@ pub(crate) struct SortedRun {
 const KEYS_AHEAD: usize = 16;
 const KEY_BYTES: u64 = 64;
 
+/// Keys that are read, and comparisons of a sort, before others have a turn.
+const GIVE_WAY_KEYS: usize = 512;
+const GIVE_WAY_COMPARISONS: u32 = 8 << 10;
+
 /// So many entries lie in eight cache lines.
 const SAMPLE_STRIDE: usize = 32;
 
@@ -100,11 +104,12 @@ fn key_prefix(key: &[u8], base: usize) -> u64 {
 }
 
 impl SortedView {
-    /// The sorted view of a leaf with all records committed before the call, given an older one.
+    /// The sorted view of a leaf with all records committed before the call, given an older one. `give_way` is called every few dozen microseconds.
     pub(crate) fn refreshed(
         older: Option<&Arc<Self>>,
         leaf: &Leaf,
         buffer: &WriteBuffer,
+        give_way: &dyn Fn(),
     ) -> Arc<Self> {
         let base = leaf.index.slice_base_bytes() as usize;
         match older {
@@ -117,6 +122,9 @@ impl SortedView {
                     .for_each(|_, _, offset| entries.push(SortedEntry { prefix: 0, offset }));
                 // The order of hashes is none that a processor could guess.
                 for at in 0..entries.len() {
+                    if at.is_multiple_of(GIVE_WAY_KEYS) {
+                        give_way();
+                    }
                     if let Some(later) = entries.get(at + KEYS_AHEAD) {
                         buffer.pool().prefetch_read(later.offset, KEY_BYTES);
                     }
@@ -124,7 +132,7 @@ impl SortedView {
                     let key = unsafe { buffer.record(entries[at].offset) }.key;
                     entries[at].prefix = key_prefix(key, base);
                 }
-                sort(&mut entries, buffer);
+                sort(&mut entries, buffer, give_way);
                 let runs = vec![Arc::new(SortedRun::new(entries))];
                 Arc::new(Self { runs, position })
             }
@@ -141,7 +149,7 @@ impl SortedView {
                 if fresh.is_empty() {
                     return older.clone();
                 }
-                sort(&mut fresh, buffer);
+                sort(&mut fresh, buffer, give_way);
                 let mut runs = older.runs.clone();
                 let lens: Vec<usize> = runs.iter().map(|run| run.len()).collect();
                 for _ in 0..runs_to_merge(&lens, fresh.len()) {
@@ -213,8 +221,16 @@ fn compare(a: &SortedEntry, b: &SortedEntry, buffer: &WriteBuffer) -> Ordering {
 }
 
 /// Sorts and keeps the newest record of each key.
-fn sort(entries: &mut Vec<SortedEntry>, buffer: &WriteBuffer) {
-    entries.sort_unstable_by(|a, b| compare(a, b, buffer));
+fn sort(entries: &mut Vec<SortedEntry>, buffer: &WriteBuffer, give_way: &dyn Fn()) {
+    let mut until_giving_way = GIVE_WAY_COMPARISONS;
+    entries.sort_unstable_by(|a, b| {
+        until_giving_way -= 1;
+        if until_giving_way == 0 {
+            until_giving_way = GIVE_WAY_COMPARISONS;
+            give_way();
+        }
+        compare(a, b, buffer)
+    });
     entries.dedup_by(|later, kept| same_key(later, kept, buffer));
 }
 
@@ -267,7 +283,42 @@ pub(crate) fn key_order(a: &SortedEntry, b: &SortedEntry, buffer: &WriteBuffer) 
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::cell::Cell;
+    use std::path::Path;
+
+    use lightkv_vfs::MemoryVfs;
+
+    use super::super::recovery;
     use super::*;
+    use crate::{Options, WriteOptions};
+
+    /// Both while keys are read and while they are sorted. Nothing else fails without: readers beside a flush only wait longer.
+    #[test]
+    fn who_makes_a_view_gives_way() {
+        let options = Options::new()
+            .vfs(Arc::new(MemoryVfs::new()))
+            .memory_budget(16 << 20);
+        let store = recovery::open(Path::new("/store"), &options).unwrap();
+        let keys = 4 * GIVE_WAY_KEYS;
+        for number in 0..keys {
+            let write = WriteOptions::new();
+            store
+                .write_one(format!("{number}").as_bytes(), Some(b""), write)
+                .unwrap();
+        }
+        let guard = crossbeam_epoch::pin();
+        let partition = store.route(b"", &guard);
+        let leaf = partition.view(&guard).top.clone();
+        let given = Cell::new(0);
+        let give_way = || given.set(given.get() + 1);
+        let view = leaf.sorted(&store.buffer, &give_way);
+        assert_eq!(view.whole(&store.buffer).len(), keys);
+        // Sorting them takes some comparisons for each.
+        let comparisons_min = 4 * keys as u32;
+        let expected = 4 + comparisons_min / GIVE_WAY_COMPARISONS;
+        assert!(expected > 4 && given.get() >= expected, "{given:?}");
+        leaf.sorted(&store.buffer, &|| panic!("nothing is to be done"));
+    }
 
     /// Entries copied by so many refreshes of one new record each, and the most runs there were.
     fn cost(refreshes: usize) -> (usize, usize) {
