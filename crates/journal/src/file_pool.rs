@@ -764,9 +764,7 @@ impl FilePool {
         };
         let delete_some = || self.delete_some(removed, surplus);
         state.removed = parking_lot::MutexGuard::unlocked(state, delete_some);
-        let device = self.settings.device.as_deref();
-        let reads_begun = device.map_or(0, DeviceTurns::reads_begun);
-        state.delete_pace.step(reads_begun);
+        state.delete_pace.step(self.settings.device.as_deref());
     }
 
     /// A part at a time, for reads wait for what a device is told of free blocks. What is returned is not done yet.

@@ -25,8 +25,8 @@ use crate::{
 };
 use lightkv_memory::MappedVec;
 use lightkv_vfs::{
-    ALIGNMENT_BYTES_MAX, OpenMode, PIECE_BYTES, PendingWrite, Urgency, Vfs, VfsFile, WriteRequest,
-    shorten,
+    ALIGNMENT_BYTES_MAX, OpenMode, PIECE_BYTES, PendingWrite, ReadMark, Urgency, Vfs, VfsFile,
+    WriteRequest, shorten,
 };
 use std::fmt;
 use std::io;
@@ -113,8 +113,8 @@ pub struct TableWriter {
     shared: Option<Arc<TableShared>>,
     /// What is behind what was written may be left of another table.
     is_over_spare: bool,
-    /// Reads that somebody waited for, when the table was begun.
-    reads_seen: u64,
+    /// When the table was begun.
+    begun_at: ReadMark,
     finished: bool,
     /// A write failed: entries may be missing.
     failed: bool,
@@ -264,7 +264,8 @@ impl TableWriter {
                 ..options
             },
             hash,
-            reads_seen: shared.as_ref().map_or(0, |it| it.device().reads_begun()),
+            begun_at: (shared.as_ref())
+                .map_or_else(ReadMark::default, |it| ReadMark::now(it.device())),
             shared,
             is_over_spare,
             finished: false,
@@ -813,7 +814,7 @@ impl TableWriter {
         // What ends within a unit would pass through the page cache, and a file takes whole ones anyway. On ext4 such an end was an extent of its own
         // for a moment, for which it took a block and told the device when that was free again.
         let shortest = needed_bytes.next_multiple_of(UNIT_BYTES);
-        let has_had_reads = |it: &Arc<TableShared>| it.device().reads_begun() != self.reads_seen;
+        let has_had_reads = |it: &Arc<TableShared>| self.begun_at.is_passed(it.device());
         if !self.is_over_spare || !self.shared.as_ref().is_some_and(has_had_reads) {
             return Ok(shortest);
         }

@@ -50,8 +50,34 @@ struct Reads {
 struct Schedule {
     /// Until then the device is left to readers.
     free_at: Instant,
-    /// [`Reads::begun`] when a transfer was last to begin.
-    reads_seen: u64,
+    /// When a transfer was last to begin.
+    mark: ReadMark,
+}
+
+/// A time, by the reads that somebody had waited for until then: since it there were some, or none. The default is before all of them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReadMark {
+    reads_begun: u64,
+}
+
+impl ReadMark {
+    /// That time is now.
+    pub fn now(device: &DeviceTurns) -> Self {
+        Self {
+            reads_begun: device.reads_begun(),
+        }
+    }
+
+    /// Whether there were reads since.
+    pub fn is_passed(self, device: &DeviceTurns) -> bool {
+        device.reads_begun() != self.reads_begun
+    }
+
+    /// The same; from then on the time is now.
+    pub fn move_on(&mut self, device: &DeviceTurns) -> bool {
+        let before = std::mem::replace(self, Self::now(device));
+        self.reads_begun != before.reads_begun
+    }
 }
 
 /// A read that somebody waits for, as long as this lives.
@@ -79,7 +105,7 @@ impl Default for DeviceTurns {
             reads: Reads::default(),
             schedule: Mutex::new(Schedule {
                 free_at: Instant::now(),
-                reads_seen: 0,
+                mark: ReadMark::default(),
             }),
         }
     }
@@ -139,10 +165,8 @@ impl DeviceTurns {
         loop {
             let mut schedule = self.schedule.lock();
             // A reader flat out is between two reads now and then.
-            let reads_begun = self.reads.begun.load(Ordering::Relaxed);
-            let has_reads = self.has_waiting_reads() || reads_begun != schedule.reads_seen;
-            schedule.reads_seen = reads_begun;
-            if !has_reads {
+            let had_reads = schedule.mark.move_on(self);
+            if !had_reads && !self.has_waiting_reads() {
                 return None;
             }
             let pause = schedule.free_at.saturating_duration_since(Instant::now());
@@ -172,6 +196,20 @@ mod tests {
 
     fn sleep() {
         std::thread::sleep(BUSY);
+    }
+
+    #[test]
+    fn a_mark_tells_whether_reads_came_behind_it() {
+        let turns = DeviceTurns::default();
+        let mut mark = ReadMark::now(&turns);
+        assert!(!mark.is_passed(&turns));
+        drop(turns.waiting_read());
+        assert!(
+            mark.is_passed(&turns) && mark.is_passed(&turns),
+            "it stays where it is"
+        );
+        assert!(mark.move_on(&turns));
+        assert!(!mark.move_on(&turns) && !mark.is_passed(&turns));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::{DeviceTurns, OpenMode, Urgency, Vfs, VfsFile};
+use crate::{DeviceTurns, OpenMode, ReadMark, Urgency, Vfs, VfsFile};
 
 /// How much a file loses at a time, in bytes: as long as a read waits for the device anyway.
 const CUT_BYTES: u64 = 512 << 10;
@@ -32,8 +32,7 @@ const BYTES_PER_SECOND_BESIDE_READS: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct GiveBackPace {
     due_at: Instant,
-    /// At the last step.
-    reads_seen: u64,
+    last_step: ReadMark,
     catch_up_max: Duration,
 }
 
@@ -42,7 +41,7 @@ impl GiveBackPace {
     pub fn new(catch_up_max: Duration) -> Self {
         Self {
             due_at: Instant::now(),
-            reads_seen: 0,
+            last_step: ReadMark::default(),
             catch_up_max,
         }
     }
@@ -52,10 +51,10 @@ impl GiveBackPace {
         self.due_at
     }
 
-    /// Notes that one was made, and how many reads were [begun](DeviceTurns::reads_begun) by now.
-    pub fn step(&mut self, reads_begun: u64) {
-        let reads_seen = std::mem::replace(&mut self.reads_seen, reads_begun);
-        let interval = Self::interval(reads_begun != reads_seen);
+    /// Notes that one was made. Without a device nobody reads.
+    pub fn step(&mut self, device: Option<&DeviceTurns>) {
+        let is_beside_reads = device.is_some_and(|device| self.last_step.move_on(device));
+        let interval = Self::interval(is_beside_reads);
         let now = Instant::now();
         let earliest = now.checked_sub(self.catch_up_max).unwrap_or(now);
         self.due_at = self.due_at.max(earliest) + interval;
@@ -158,25 +157,27 @@ mod tests {
         let (alone, beside) = (GiveBackPace::interval(false), GiveBackPace::interval(true));
         assert_eq!(alone * 25, beside);
         let mut pace = GiveBackPace::new(Duration::ZERO);
-        let mut next = |reads_begun| {
+        let device = DeviceTurns::default();
+        let mut next = || {
             let begin = Instant::now();
-            pace.step(reads_begun);
+            pace.step(Some(&device));
             pace.due_at() - begin
         };
         // Steps are made before they are due here: their intervals add up.
-        let first = next(0);
+        let first = next();
         assert!(first >= alone && first < beside);
-        let second = next(7);
+        drop(device.waiting_read());
+        let second = next();
         assert!(second >= beside, "reads came");
-        assert!(next(7) < second + beside, "none came since");
+        assert!(next() < second + beside, "none came since");
         let mut late = GiveBackPace::new(10 * alone);
         std::thread::sleep(2 * alone);
-        late.step(0);
+        late.step(None);
         assert!(late.due_at() < Instant::now(), "a second one is due, too");
         let mut later = GiveBackPace::new(alone / 2);
         std::thread::sleep(2 * alone);
         let begin = Instant::now();
-        later.step(0);
+        later.step(None);
         assert!(
             later.due_at() >= begin + alone / 2,
             "that is as late as it counts"

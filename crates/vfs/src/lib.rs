@@ -17,7 +17,7 @@ mod short_sleep;
 mod writes;
 
 pub use aligned::{ALIGNMENT_BYTES_MAX, AlignedBuffer};
-pub use device_turns::{DeviceTurns, PIECE_BYTES, Urgency, WaitingRead};
+pub use device_turns::{DeviceTurns, PIECE_BYTES, ReadMark, Urgency, WaitingRead};
 pub use giving_back::{GiveBackPace, RemovedFile, remove_unread, shorten};
 pub use memory::{CrashChooser, CrashQuestion, Fault, FaultKind, MemoryVfs, Operation};
 pub use polling::{Occupied, Polling, Wait, occupy_processor};

@@ -13,7 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use lightkv_vfs::{DeviceTurns, GiveBackPace, RemovedFile, Vfs};
+use lightkv_vfs::{DeviceTurns, GiveBackPace, ReadMark, RemovedFile, Vfs};
 use parking_lot::Mutex;
 
 /// Spare files take at most this part of what the tables take.
@@ -48,8 +48,8 @@ struct Spares {
     bytes: u64,
     /// What they may take where nobody reads.
     ordinary_bytes_max: u64,
-    /// Reads that somebody waited for, when that was last asked.
-    reads_seen: u64,
+    /// When what they may take was last asked.
+    last_asked: ReadMark,
     /// When one was last kept or taken.
     used_at: Instant,
     /// The store is being closed.
@@ -77,7 +77,7 @@ impl Default for SpareTables {
                 files: Vec::new(),
                 bytes: 0,
                 ordinary_bytes_max: u64::MAX,
-                reads_seen: 0,
+                last_asked: ReadMark::default(),
                 used_at: Instant::now(),
                 is_closed: false,
             }),
@@ -94,8 +94,7 @@ impl SpareTables {
     pub(crate) fn bytes_max(&self, table_bytes: u64, device: &DeviceTurns) -> u64 {
         let mut spares = self.spares.lock();
         spares.ordinary_bytes_max = (table_bytes / TABLE_BYTES_PART).max(BYTES_MIN);
-        let reads_seen = std::mem::replace(&mut spares.reads_seen, device.reads_begun());
-        match spares.reads_seen != reads_seen {
+        match spares.last_asked.move_on(device) {
             true => (table_bytes / TABLE_BYTES_PART_BESIDE_READS).max(BYTES_MIN),
             false => spares.ordinary_bytes_max,
         }
@@ -167,7 +166,7 @@ impl SpareTables {
             {
                 removed.file = None;
             }
-            removed.pace.step(device.reads_begun());
+            removed.pace.step(Some(device));
         }
         Ok(())
     }
