@@ -10,13 +10,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::permutation::Permutation;
+use crate::workload::Half;
 
 /// Whether a record must be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
     Present,
     Absent,
-    /// It was deleted, and a later workload may have written it again.
+    /// It was deleted or left out, and another workload may have written it.
     Either,
 }
 
@@ -40,13 +41,13 @@ pub(crate) struct KeySpace {
     early: Mutex<BTreeSet<u64>>,
 }
 
-/// Records that were deleted since the last complete fill.
+/// Records that were deleted since the last complete fill, or that it left out.
 #[derive(Debug)]
 struct Deleted {
     order: Permutation,
     /// Places of the order that were reached.
     places: Vec<Range<u64>>,
-    /// Whether a workload wrote after the deletes, to records that this does not know.
+    /// Whether a workload wrote after the deletes, to records that this does not know, or there were no deletes.
     rewritten: bool,
     /// Oldest version that such a workload may have written.
     version_min: u64,
@@ -132,6 +133,28 @@ impl KeySpace {
     pub(crate) fn filled(&mut self, version_min: u64) {
         self.version_min = version_min;
         self.deleted = None;
+    }
+
+    /// Notes that a workload wrote the first half of an order, with this version or later ones.
+    ///
+    /// Of the others nothing is known from then on: they may have been there before, or not.
+    pub(crate) fn first_half_filled(&mut self, order: Permutation, version_min: u64) {
+        let others = self.deleted.take().map(|deleted| deleted.version_min);
+        self.deleted = Some(Deleted {
+            order,
+            places: vec![Half::Second.places(self.records)],
+            rewritten: true,
+            version_min: self.version_min.min(others.unwrap_or(u64::MAX)),
+        });
+        self.version_min = version_min;
+    }
+
+    /// Notes that a workload wrote the second half of an order: with the first one before it, these are all.
+    pub(crate) fn second_half_filled(&mut self, order: &Permutation) {
+        let unknown = [Half::Second.places(self.records)];
+        // The versions of this half are later than those of the first one.
+        self.deleted
+            .take_if(|deleted| deleted.order == *order && deleted.places == unknown);
     }
 
     /// Notes that a workload wrote some records, with this version or later ones.
@@ -257,6 +280,41 @@ mod tests {
         keys.filled(20);
         assert!((0..100).all(|number| keys.presence(number) == Presence::Present));
         assert_eq!(keys.version_min(gone[0]), 20);
+    }
+
+    #[test]
+    fn half_a_fill_says_nothing_of_the_other_half() {
+        let order = Permutation::new(11, 4);
+        let others: Vec<_> = (6..11).map(|place| order.apply(place)).collect();
+        let presences = |keys: &KeySpace, of_others| {
+            for number in 0..11 {
+                let expected = if others.contains(&number) {
+                    of_others
+                } else {
+                    Presence::Present
+                };
+                assert_eq!(keys.presence(number), expected, "{number}");
+            }
+        };
+        let mut keys = KeySpace::new(11);
+        keys.filled(3);
+        keys.first_half_filled(order.clone(), 5);
+        presences(&keys, Presence::Either);
+        assert_eq!(keys.version_min(others[0]), 3);
+        assert_eq!(keys.version_min(order.apply(0)), 5);
+        // Another order's half, and one of which something was deleted meanwhile, are not the rest.
+        keys.second_half_filled(&Permutation::new(11, 5));
+        presences(&keys, Presence::Either);
+        let own = keys.delete_order(9);
+        keys.deleted(own, vec![8..9, 10..11]);
+        keys.second_half_filled(&order);
+        presences(&keys, Presence::Either);
+
+        keys.first_half_filled(order.clone(), 8);
+        assert_eq!(keys.version_min(others[0]), 3);
+        keys.second_half_filled(&order);
+        presences(&keys, Presence::Present);
+        assert_eq!(keys.version_min(others[0]), 8);
     }
 
     #[test]

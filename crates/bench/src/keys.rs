@@ -54,6 +54,11 @@ pub(crate) fn number(key: &[u8]) -> Option<u64> {
     Some(parse_eight_digits(*front)? * EIGHT_DIGITS + back)
 }
 
+/// Whether a key is that of a record, of whatever run.
+pub fn is_record_key(key: &[u8]) -> bool {
+    number(key).is_some()
+}
+
 /// The digits of a number below 10^8.
 #[inline]
 fn eight_digits(number: u64) -> [u8; 8] {

@@ -54,7 +54,7 @@ mod workload;
 pub use clock::{ClockCost, clock_cost};
 pub use distribution::Distribution;
 pub use error::{BenchError, Wrong};
-pub use keys::{KEY_LEN_BYTES, RECORDS_MAX};
+pub use keys::{KEY_LEN_BYTES, RECORDS_MAX, is_record_key};
 pub use latency::LatencySummary;
 pub use report::{Report, Settled};
 pub use run::Bench;

@@ -9,7 +9,7 @@ const ROUNDS: usize = 6;
 ///
 /// One multiplication a round is cheap and weak, so there are six: a driver that takes a tenth of a put to
 /// choose a key would measure itself.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Permutation {
     len: u64,
     /// Bits of the left half before the first round; the halves differ by one bit at most, and change

@@ -24,7 +24,7 @@ use crate::settings::Settings;
 use crate::target::{Access, Numbers, Target};
 use crate::values::Values;
 use crate::worker::{Job, Picker, Worker, version};
-use crate::workload::{Plan, Workload};
+use crate::workload::{Half, Plan, Workload};
 
 /// Longest wait for background work to come to rest.
 const SETTLE_MAX: Duration = Duration::from_secs(600);
@@ -142,6 +142,11 @@ impl<'a> Bench<'a> {
         let mut random = Random::new(self.settings.seed, workload.name(), position, u64::MAX);
         let order = match workload.plan() {
             Plan::DeleteShuffled => self.keys.delete_order(random.next_u64()),
+            // One order for both halves.
+            Plan::PutHalfShuffled(_) => {
+                let seed = Random::new(self.settings.seed, "halves", 0, u64::MAX).next_u64();
+                Permutation::new(self.settings.records, seed)
+            }
             _ => Permutation::new(self.settings.records, random.next_u64()),
         };
         self.expect_writes(workload, position);
@@ -209,9 +214,10 @@ impl<'a> Bench<'a> {
         let first_version = self.first_version(position);
         match workload.plan() {
             Plan::DeleteShuffled | Plan::ReadAll => {}
-            Plan::PutInOrder | Plan::PutShuffled | Plan::PutBatchesShuffled => {
-                self.keys.written(first_version)
-            }
+            Plan::PutInOrder
+            | Plan::PutShuffled
+            | Plan::PutBatchesShuffled
+            | Plan::PutHalfShuffled(_) => self.keys.written(first_version),
             Plan::Draw(_) if workload.access() == Access::ReadOnly => {}
             Plan::Draw(_) => {
                 self.keys.written(first_version);
@@ -228,10 +234,18 @@ impl<'a> Bench<'a> {
         order: Permutation,
         measured: &Measured,
     ) {
-        if workload.plan() == Plan::DeleteShuffled {
-            self.keys.deleted(order, measured.done.clone());
-        } else if workload.fills() && Some(measured.ops) == self.settings.operations(workload) {
-            self.keys.filled(self.first_version(position));
+        let complete = Some(measured.ops) == self.settings.operations(workload);
+        let first_version = self.first_version(position);
+        match workload.plan() {
+            Plan::DeleteShuffled => self.keys.deleted(order, measured.done.clone()),
+            Plan::PutHalfShuffled(Half::First) if complete => {
+                self.keys.first_half_filled(order, first_version);
+            }
+            Plan::PutHalfShuffled(Half::Second) if complete => {
+                self.keys.second_half_filled(&order);
+            }
+            _ if workload.fills() && complete => self.keys.filled(first_version),
+            _ => {}
         }
     }
 

@@ -24,7 +24,7 @@ pub struct Settings {
     /// as records, a tenth of that where most are scans. What a writer beside readers does comes on top.
     pub reads: Option<u64>,
     /// Time after which a workload ends. Fills, `deleterandom` and `readseq` end earlier when they are
-    /// through; all others go on until then, whatever their number of operations.
+    /// through, as does `insertrandom`; all others go on until then, whatever their number of operations.
     pub duration: Option<Duration>,
     /// Length of every value in bytes, up to [`lightkv::VALUE_LEN_MAX_BYTES`]. From 16 bytes on, values
     /// carry a version, and stale reads are found too.
@@ -102,6 +102,7 @@ impl Settings {
     /// # Errors
     /// [`BenchError::InvalidSetting`].
     pub fn check_workload(&self, workload: Workload) -> Result<(), BenchError> {
+        self.check()?;
         if self.rate_ops_per_second.is_some() && workload.plan() == Plan::ReadAll {
             return invalid(
                 "rate_ops_per_second",
@@ -125,6 +126,10 @@ impl Settings {
                 Some(records)
             }
             Plan::PutBatchesShuffled => Some(records.div_ceil(BATCH_RECORDS)),
+            Plan::PutHalfShuffled(half) => {
+                let places = half.places(records);
+                Some(places.end - places.start)
+            }
             Plan::Draw(_) if self.duration.is_some() => None,
             Plan::Draw(_) if workload == Workload::Overwrite => Some(records),
             Plan::Draw(_) if workload.reads_many() => {
@@ -219,6 +224,12 @@ mod tests {
             Workload::ReadSeq,
             Workload::Overwrite,
         ];
+        let halves = [Workload::FillHalf, Workload::InsertRandom];
+        let odd = Settings {
+            records: 7,
+            ..Settings::default()
+        };
+        assert_eq!(halves.map(|half| odd.operations(half)), [Some(4), Some(3)]);
         let scans = Some(50);
         assert_eq!(
             operations(&settings, reading),

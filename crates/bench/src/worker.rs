@@ -204,6 +204,12 @@ impl<'a> Worker<'a> {
             Plan::PutShuffled => {
                 self.repeat(share, |worker, index| worker.put(order.apply(index), index))
             }
+            Plan::PutHalfShuffled(half) => {
+                let first = half.places(order.len()).start;
+                self.repeat(share, |worker, index| {
+                    worker.put(order.apply(first + index), index)
+                })
+            }
             Plan::PutBatchesShuffled => self.repeat(share, |worker, index| worker.put_batch(index)),
             Plan::DeleteShuffled => {
                 self.repeat(share, |worker, index| worker.delete(order.apply(index)))

@@ -1,6 +1,7 @@
 //! The workloads, under the names that `db_bench` and YCSB made common, and what each is made of.
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 use crate::random::Random;
@@ -16,6 +17,10 @@ pub enum Workload {
     FillRandom,
     /// Puts every record once, in random order, 100 in a batch.
     FillBatch,
+    /// Puts half of the records once, in random order: which half follows from the seed.
+    FillHalf,
+    /// Puts the half that `FillHalf` leaves out, once, in random order: puts of new keys among as many others.
+    InsertRandom,
     /// Puts records chosen by the distribution.
     Overwrite,
     /// Gets records chosen by the distribution.
@@ -59,10 +64,12 @@ pub enum Workload {
 
 impl Workload {
     /// All of them, in the order of the documentation: one that needs what another leaves follows it.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 24] = [
         Self::FillSeq,
         Self::FillRandom,
         Self::FillBatch,
+        Self::FillHalf,
+        Self::InsertRandom,
         Self::Overwrite,
         Self::ReadRandom,
         Self::MultiReadRandom,
@@ -90,6 +97,8 @@ impl Workload {
             Self::FillSeq => "fillseq",
             Self::FillRandom => "fillrandom",
             Self::FillBatch => "fillbatch",
+            Self::FillHalf => "fillhalf",
+            Self::InsertRandom => "insertrandom",
             Self::Overwrite => "overwrite",
             Self::ReadRandom => "readrandom",
             Self::MultiReadRandom => "multireadrandom",
@@ -118,6 +127,7 @@ impl Workload {
             Plan::PutInOrder
             | Plan::PutShuffled
             | Plan::PutBatchesShuffled
+            | Plan::PutHalfShuffled(_)
             | Plan::DeleteShuffled => Access::WriteOnly,
             Plan::ReadAll => Access::ReadOnly,
             Plan::Draw(_) if self.with_writer() => Access::Mixed,
@@ -145,6 +155,8 @@ impl Workload {
             Self::FillSeq => Plan::PutInOrder,
             Self::FillRandom => Plan::PutShuffled,
             Self::FillBatch => Plan::PutBatchesShuffled,
+            Self::FillHalf => Plan::PutHalfShuffled(Half::First),
+            Self::InsertRandom => Plan::PutHalfShuffled(Half::Second),
             Self::DeleteRandom => Plan::DeleteShuffled,
             Self::ReadSeq => Plan::ReadAll,
             Self::Overwrite => draw(&[(100, Operation::Update)]),
@@ -197,12 +209,32 @@ pub(crate) enum Plan {
     PutShuffled,
     /// Every record is put, in a random order, [`BATCH_RECORDS`] by one call.
     PutBatchesShuffled,
+    /// Every record of a half of one random order is put, in that order.
+    PutHalfShuffled(Half),
     /// Every record is deleted, in a random order.
     DeleteShuffled,
     /// Every record is read, in key order.
     ReadAll,
     /// Operations and their records are drawn.
     Draw(Mix),
+}
+
+/// A half of an order of all records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Half {
+    First,
+    Second,
+}
+
+impl Half {
+    /// Its places in the order.
+    pub(crate) fn places(self, records: u64) -> Range<u64> {
+        let middle = records.div_ceil(2);
+        match self {
+            Self::First => 0..middle,
+            Self::Second => middle..records,
+        }
+    }
 }
 
 /// Records of one batch; the last one may have fewer.
@@ -344,6 +376,8 @@ mod tests {
                 Workload::FillSeq
                 | Workload::FillRandom
                 | Workload::FillBatch
+                | Workload::FillHalf
+                | Workload::InsertRandom
                 | Workload::Overwrite
                 | Workload::DeleteRandom => Access::WriteOnly,
                 Workload::ReadRandom

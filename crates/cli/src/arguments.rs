@@ -250,8 +250,8 @@ pub(crate) struct CheckpointArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
-    /// What to run, in this order, on one store: fillseq, fillrandom, fillbatch (100 records a call), overwrite, readrandom, multireadrandom (32
-    /// records a call), readmissing, readseq, range10, range100, readwhilewriting, readwhilewriting-instep, range10whilewriting,
+    /// What to run, in this order, on one store: fillseq, fillrandom, fillbatch (100 records a call), fillhalf (half of
+    /// the records), insertrandom (the other half, among these), overwrite, readrandom, multireadrandom (32 records a call), readmissing, readseq, range10, range100, readwhilewriting, readwhilewriting-instep, range10whilewriting,
     /// readmodifywrite, mixgraph, ycsba to ycsbf, deleterandom
     #[arg(
         long,
@@ -270,7 +270,7 @@ pub(crate) struct BenchArguments {
     #[arg(long, value_name = "N")]
     pub(crate) reads: Option<u64>,
 
-    /// End each workload after this time; all but fills, deleterandom and readseq go on until then
+    /// End each workload after this time; all but fills, insertrandom, deleterandom and readseq go on until then
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, conflicts_with = "reads")]
     pub(crate) duration: Option<Duration>,
 

@@ -46,7 +46,7 @@ pub(crate) enum Figure {
 /// How large an experiment is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
-    /// What stands for the paper's 50 million keys.
+    /// What stands for the paper's 50 million keys: of the warm-up, and of what is put then.
     pub(crate) keys: u64,
     /// What stands for the paper's 16 threads.
     pub(crate) threads: usize,
@@ -99,6 +99,16 @@ pub(crate) struct Case {
     pub(crate) steps: Vec<Step>,
 }
 
+impl Case {
+    /// Records of the store when all steps are done.
+    pub(crate) fn records(&self) -> u64 {
+        if self.steps.contains(&PUT) {
+            return 2 * self.point.keys;
+        }
+        self.point.keys
+    }
+}
+
 const fn step(name: &'static str, workload: Workload, share: f64) -> Step {
     Step::Run {
         name,
@@ -107,7 +117,11 @@ const fn step(name: &'static str, workload: Workload, share: f64) -> Step {
     }
 }
 
-const PUT: Step = step("put", Workload::FillRandom, 1.0);
+/// The paper's warm-up, with as many records as are then put (4.1).
+const LOAD: Step = step("load", Workload::FillHalf, 1.0);
+const PUT: Step = step("put", Workload::InsertRandom, 1.0);
+/// The same into an empty store, where what it then takes is measured (4.6).
+const FILL: Step = step("put", Workload::FillRandom, 1.0);
 const UPDATE: Step = step("update", Workload::Overwrite, 1.0);
 const GET: Step = step("get", Workload::ReadRandom, 1.0);
 /// Up to 100 records; the paper's have any number below that.
@@ -248,7 +262,7 @@ impl Figure {
             Self::Figure5 | Self::Figure6 => {
                 vec![ours(
                     point("600 ns".into()),
-                    &[PUT, GET, UPDATE, SCAN, DELETE],
+                    &[LOAD, PUT, GET, UPDATE, SCAN, DELETE],
                 )]
             }
             Self::Figure7 => {
@@ -267,7 +281,7 @@ impl Figure {
                     .collect()
             }
             Self::Figure8 => paper::WRITE_LATENCIES_NS
-                .map(|latency| ours(by_latency(latency), &[PUT, UPDATE, DELETE]))
+                .map(|latency| ours(by_latency(latency), &[LOAD, PUT, UPDATE, DELETE]))
                 .to_vec(),
             Self::Figure9 => [5, 1]
                 .into_iter()
@@ -280,14 +294,14 @@ impl Figure {
                             keys,
                             ..point(label)
                         },
-                        &[PUT, UPDATE, DELETE],
+                        &[LOAD, PUT, UPDATE, DELETE],
                     )
                 })
                 .collect(),
             Self::Figure10 => paper::WRITE_LATENCIES_NS
                 .into_iter()
                 .flat_map(|latency| {
-                    VARIANTS.map(|variant| case(variant, by_latency(latency), &[PUT]))
+                    VARIANTS.map(|variant| case(variant, by_latency(latency), &[LOAD, PUT]))
                 })
                 .collect(),
             Self::Figure11 => std::iter::once(Variant::HiKv)
@@ -312,7 +326,7 @@ impl Figure {
                         read_latency_ns: added,
                         ..point(label)
                     };
-                    ours(point, &[PUT, GET, UPDATE, SCAN, DELETE])
+                    ours(point, &[LOAD, PUT, GET, UPDATE, SCAN, DELETE])
                 })
                 .to_vec(),
             Self::Figure13 => paper::VALUE_LENS_BYTES
@@ -323,7 +337,7 @@ impl Figure {
                         write_latency_ns: 0,
                         ..point(label)
                     };
-                    ours(point, &[PUT, Step::Space])
+                    ours(point, &[FILL, Step::Space])
                 })
                 .to_vec(),
             Self::Recovery => once_each([1, sizes.threads])
@@ -335,7 +349,7 @@ impl Figure {
                         recovery_threads: Some(threads),
                         ..point(format!("{threads} threads"))
                     };
-                    ours(point, &[PUT, Step::Recovery])
+                    ours(point, &[FILL, Step::Recovery])
                 })
                 .collect(),
         }

@@ -72,7 +72,7 @@ fn one(case: &Case, directory: &Path, round: u64, figures: &mut Figures) -> Resu
     let db = open(case, &medium, directory, tuning.clone())?;
     let target = LightKvTarget::new(db.clone(), EngineKind::HiKv, directory, false);
     let settings = Settings {
-        records: point.keys,
+        records: case.records(),
         value_len_bytes: point.value_len_bytes,
         threads: case.variant.serving(point.threads),
         seed: 1 + round,
@@ -92,7 +92,10 @@ fn one(case: &Case, directory: &Path, round: u64, figures: &mut Figures) -> Resu
                 })?;
                 let report = bench.run(workload, &AtomicU64::new(0))?;
                 note(*step, of_report(&report));
-                if workload == Workload::FillRandom {
+                if matches!(
+                    workload,
+                    Workload::FillRandom | Workload::FillHalf | Workload::InsertRandom
+                ) {
                     // The next step begins with nothing left to do.
                     db.flush().map_err(failed)?;
                 }

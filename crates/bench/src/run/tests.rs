@@ -368,6 +368,44 @@ fn batches_have_every_record_once() {
 }
 
 #[test]
+fn the_second_half_of_the_records_is_new_and_lies_among_the_first() {
+    let target = FakeTarget::default();
+    let settings = Settings {
+        records: 2_001,
+        threads: 2,
+        ..settings()
+    };
+    let mut bench = Bench::new(&target, settings).unwrap();
+    let mut halves = Vec::new();
+    for (workload, ops, present) in [
+        (Workload::FillHalf, 1_001, 1_001),
+        (Workload::InsertRandom, 1_000, 2_001),
+    ] {
+        let report = run(&mut bench, workload);
+        assert_eq!((report.ops, count(report.write_us)), (ops, ops));
+        halves.push(puts(&target.take_calls()));
+        assert_eq!(run(&mut bench, Workload::ReadSeq).ops, present);
+        // Of records that it does not know it demands nothing.
+        run(&mut bench, Workload::ReadRandom);
+        target.take_calls();
+    }
+    let all: BTreeSet<_> = halves.iter().flatten().copied().collect();
+    assert_eq!(all, (0..2_001).collect());
+    for half in &halves {
+        assert!(!half.is_sorted());
+        let below_middle = half.iter().filter(|number| **number < 1_000).count();
+        assert!((400..600).contains(&below_middle), "{below_middle}");
+    }
+    // Now it knows all of them.
+    target.delete(&key(halves[1][0])).unwrap();
+    let wrong = wrong(&mut bench, Workload::ReadSeq);
+    assert!(
+        matches!(wrong, Wrong::Missing | Wrong::Order { .. }),
+        "{wrong}"
+    );
+}
+
+#[test]
 fn deleted_records_stay_away_until_they_are_written() {
     let target = FakeTarget::default();
     let mut bench = Bench::new(&target, settings()).unwrap();
