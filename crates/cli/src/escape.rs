@@ -5,6 +5,13 @@
 //! hexadecimal digits. Escaped text therefore has no raw tab and no raw line end, and reads back as
 //! the same bytes.
 
+/// The text form of bytes.
+pub(crate) fn escaped(bytes: &[u8]) -> String {
+    let mut text = Vec::new();
+    escape_into(bytes, &mut text);
+    String::from_utf8(text).expect("escaped bytes are text")
+}
+
 /// Appends the text form of bytes.
 pub(crate) fn escape_into(bytes: &[u8], text: &mut Vec<u8>) {
     for chunk in bytes.utf8_chunks() {
@@ -78,22 +85,16 @@ pub(crate) fn hex_digit(digit: u8) -> Option<u8> {
 mod tests {
     use super::*;
 
-    fn escape(bytes: &[u8]) -> String {
-        let mut text = Vec::new();
-        escape_into(bytes, &mut text);
-        String::from_utf8(text).unwrap()
-    }
-
     #[test]
     fn readable_text_stays() {
-        assert_eq!(escape("Grüße, 世界 😀!".as_bytes()), "Grüße, 世界 😀!");
+        assert_eq!(escaped("Grüße, 世界 😀!".as_bytes()), "Grüße, 世界 😀!");
     }
 
     #[test]
     fn the_rest_is_escaped() {
-        assert_eq!(escape(b"a\tb\nc\rd\\e"), "a\\tb\\nc\\rd\\\\e");
-        assert_eq!(escape(b"\0\x1b\x7f\xff\xc3"), "\\x00\\x1b\\x7f\\xff\\xc3");
-        assert_eq!(escape("\u{85}".as_bytes()), "\\xc2\\x85");
+        assert_eq!(escaped(b"a\tb\nc\rd\\e"), "a\\tb\\nc\\rd\\\\e");
+        assert_eq!(escaped(b"\0\x1b\x7f\xff\xc3"), "\\x00\\x1b\\x7f\\xff\\xc3");
+        assert_eq!(escaped("\u{85}".as_bytes()), "\\xc2\\x85");
     }
 
     #[test]
@@ -101,7 +102,7 @@ mod tests {
         let bytes: Vec<u8> = (0..=255).cycle().take(1_000).collect();
         for start in 0..300 {
             let bytes = &bytes[start..];
-            assert_eq!(unescape(escape(bytes).as_bytes()).unwrap(), bytes);
+            assert_eq!(unescape(escaped(bytes).as_bytes()).unwrap(), bytes);
         }
         assert_eq!(unescape(b"\\xFF\\xfe"), Ok(vec![255, 254]));
     }

@@ -7,13 +7,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lightkv::Tuning;
+use lightkv::{Db, Tuning};
 use lightkv_bench::{
     Bench, LatencySummary, LightKvTarget, Report, Settings, Target, Workload, clock_cost,
+    is_record_key,
 };
 use tempfile::TempDir;
 
 use crate::arguments::{BenchArguments, StoreArguments};
+use crate::escape::escaped;
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::progress;
@@ -43,6 +45,11 @@ pub(crate) fn bench(store: &StoreArguments, command: &BenchArguments) -> Result<
         ..Tuning::default()
     });
     let db = options.open(place.directory())?;
+    let refused = refuse_other_records(&db, place.directory());
+    if refused.is_err() {
+        db.close()?;
+        return refused;
+    }
     explain(&format!("store: {}", place.describe()));
     if command.always_flush {
         explain("a pool flushes and fences whether or not its medium keeps anything by that");
@@ -60,6 +67,22 @@ pub(crate) fn bench(store: &StoreArguments, command: &BenchArguments) -> Result<
     result?;
     closed?;
     place.remove()
+}
+
+/// A store that somebody uses for something else is not to be written to by mistake. Records of the benchmark lie side by side, so the ends tell.
+fn refuse_other_records(db: &Db, directory: &Path) -> Result<(), Failure> {
+    let mut ends = db.scan(..);
+    for end in [ends.next(), ends.next_back()].into_iter().flatten() {
+        let (key, _) = end?;
+        if !is_record_key(&key) {
+            return Err(Failure::error(format!(
+                "{} has other records than those of the benchmark, which would write among them: it has the key {}; give it another directory, or none",
+                directory.display(),
+                escaped(&key),
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn run(

@@ -9,7 +9,7 @@ use lightkv::{VALUE_LEN_MAX_BYTES, WriteOptions};
 use serde_json::json;
 
 use crate::arguments::{DeleteArguments, GetArguments, PutArguments, StoreArguments};
-use crate::escape::escape_into;
+use crate::escape::{escape_into, escaped};
 use crate::failure::Failure;
 use crate::formats::JsonRecord;
 use crate::output::Output;
@@ -39,11 +39,7 @@ pub(crate) fn delete(store: &StoreArguments, command: &DeleteArguments) -> Resul
 pub(crate) fn get(store: &StoreArguments, command: &GetArguments) -> Result<(), Failure> {
     let key = argument_bytes(store, &command.key)?;
     let Some(value) = read_store(store, |db| Ok(db.get(&key)?))? else {
-        let mut text = Vec::new();
-        escape_into(&key, &mut text);
-        return Err(Failure::NotFound {
-            key: String::from_utf8_lossy(&text).into_owned(),
-        });
+        return Err(Failure::NotFound { key: escaped(&key) });
     };
     let mut output = Output::stdout();
     if store.json {

@@ -6,7 +6,7 @@ use crate::command::{Store, bare_command, json, run};
 
 const ALL: &str = "fillseq,fillrandom,overwrite,readrandom,readmissing,readseq,range10,range100,\
                    readwhilewriting,readwhilewriting-instep,readmodifywrite,mixgraph,ycsba,ycsbb,\
-                   ycsbc,ycsbd,ycsbe,ycsbf,deleterandom";
+                   ycsbc,ycsbd,ycsbe,ycsbf,fillhalf,insertrandom,deleterandom";
 
 fn reports(output: &str) -> Vec<Value> {
     output.lines().map(json).collect()
@@ -120,6 +120,22 @@ fn open_loop_duration_and_time_series() {
         seconds[0]["ops"].as_f64(),
         timed["slowest_second_ops_per_second"].as_f64()
     );
+}
+
+#[test]
+fn a_store_with_other_records_is_left_alone() {
+    // Before those of the benchmark, behind them, and of the same length.
+    for key in ["0", "user:1", "000000000000000x"] {
+        let store = Store::new();
+        store.must(&["put", key, "mine"]);
+        let before = store.must(&["scan"]);
+        let bench = ["bench", "--workloads", "fillseq", "--num", "10"];
+        store.run(&bench).failed(1, &[key, "another directory"]);
+        assert_eq!(store.must(&["scan"]), before);
+        store.must(&["delete", key]);
+        store.must(&bench);
+        store.must(&bench);
+    }
 }
 
 #[test]
