@@ -250,9 +250,9 @@ pub(crate) struct CheckpointArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
-    /// What to run, in this order, on one store: fillseq, fillrandom, fillbatch (100 records a call), fillhalf (half of
-    /// the records), insertrandom (the other half, among these), overwrite, readrandom, multireadrandom (32 records a call), readmissing, readseq, range10, range100, readwhilewriting, readwhilewriting-instep, range10whilewriting,
-    /// readmodifywrite, mixgraph, ycsba to ycsbf, deleterandom
+    /// What to run, in this order, on one store: fillseq, fillrandom, fillbatch (100 records a call), fillhalf (half of the
+    /// records), insertrandom (the other half, among these), overwrite, readrandom, multireadrandom (32 records a call), readmissing,
+    /// readseq, range10, range100, readwhilewriting, readwhilewriting-instep, range10whilewriting, readmodifywrite, mixgraph, ycsba to ycsbf, deleterandom
     #[arg(
         long,
         value_name = "NAMES",

@@ -104,7 +104,8 @@ fn key_prefix(key: &[u8], base: usize) -> u64 {
 }
 
 impl SortedView {
-    /// The sorted view of a leaf with all records committed before the call, given an older one. `give_way` is called every few dozen microseconds.
+    /// The sorted view of a leaf with all records committed before the call, given an older one. `give_way` is called every few dozen
+    /// microseconds while keys are sorted, and while those of a whole leaf are read.
     pub(crate) fn refreshed(
         older: Option<&Arc<Self>>,
         leaf: &Leaf,
