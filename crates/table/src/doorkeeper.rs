@@ -1,6 +1,6 @@
-//! Which blocks of scans are worth a place in the cache: those that a scan met before, not too long ago.
+//! Which blocks of scans are worth a place in the cache: those that a scan has read before, not too long ago, whether or not it came to them.
 //!
-//! Most blocks that a scan reads are never met again, and a place costs a copy, a policy's work and somebody else's
+//! Most blocks that a scan reads are never read again, and a place costs a copy, a policy's work and somebody else's
 //! place. So a block is only noted at first, as the doorkeeper of TinyLFU does (Einziger and others, ACM TOS 2017), here
 //! with a table of tags: a new note takes the place of an old one, so notes age by themselves. A false tag in
 //! 65,536 admits a block too early, which harms nobody. The tags of neighbours lie in one line of memory: a scan meets them one after the other.

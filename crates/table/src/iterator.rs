@@ -28,7 +28,7 @@ use std::sync::Arc;
 const READ_AHEAD_BYTES_MAX: usize = 256 << 10;
 /// A merge that reads less at once spends its time waiting for the device.
 const READ_AHEAD_BYTES_MIN: usize = 16 << 10;
-/// So much of a scan is put into the cache; what follows is not.
+/// So much of a scan is put into the cache, what it did not come to included; what follows is not.
 const CACHED_SCAN_BYTES: usize = 128 << 10;
 
 /// What a walk is for.
@@ -116,7 +116,7 @@ pub struct TableIterator {
     valid: bool,
     /// Length that was planned for the last read; 0 after a seek.
     planned_bytes: usize,
-    /// Which way the walk goes that was prepared.
+    /// Which way the walk goes, or will go that was prepared.
     direction: Direction,
     /// The blocks of the window.
     window_blocks: Option<Stretch>,
@@ -327,6 +327,16 @@ impl TableIterator {
             (Some(Ahead { state: AheadState::Promised, .. }), Some(window))
                 if self.block == window.last || self.block == window.first
         )
+    }
+
+    /// Whether the walk has come to the last block of its window.
+    #[inline]
+    pub fn is_at_window_end(&self) -> bool {
+        self.window_blocks
+            .is_some_and(|window| match self.direction {
+                Direction::Backward => self.block <= window.first,
+                Direction::Forward | Direction::Seek => self.block >= window.last,
+            })
     }
 
     /// The table.
@@ -542,6 +552,9 @@ impl TableIterator {
         self.valid = false;
         self.blocks.current = Current::None;
         self.block = block;
+        if direction != Direction::Seek {
+            self.direction = direction;
+        }
         let (offset, len) = self.reader.block_place(block)?;
         let cache_it = self.options.fill_cache && self.visited_bytes < CACHED_SCAN_BYTES;
         self.visited_bytes = self.visited_bytes.saturating_add(len);
@@ -585,11 +598,11 @@ impl TableIterator {
         let opened =
             open_stored(stored, self.reader.seed, offset, &mut blocks.scratch).and_then(|stored| {
                 let layout = PayloadLayout::parse(stored.payload())?;
-                if cache_it {
+                let reader = &self.reader;
+                let cache = &reader.shared.cache;
+                if cache_it && cache.wants_scanned_block(reader.table_id, self.block) {
                     let payload = Payload::new(stored.payload(), layout);
-                    let cache = &self.reader.shared.cache;
-                    let place = (self.reader.table_id, offset);
-                    cache.insert_scanned_block(place, self.block, payload);
+                    cache.insert_block((reader.table_id, offset), payload);
                 }
                 Ok(match stored {
                     Opened::InPlace(payload) => {
@@ -610,6 +623,7 @@ impl TableIterator {
 
 impl Drop for TableIterator {
     fn drop(&mut self) {
+        self.keep_rest();
         self.note_buffers(0);
         self.drop_behind();
         self.leave_buffers();

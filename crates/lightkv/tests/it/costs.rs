@@ -349,9 +349,16 @@ fn scans_read_what_they_return_and_nothing_behind_their_end() {
         let (from, to) = (key(from), key(from + 1));
         assert_eq!(db.scan(from.as_bytes()..to.as_bytes()).count(), 1);
     });
+    let mut lengths = SmallRng::seed_from_u64(4);
+    let mixed = bytes_of(&mut |from| {
+        let len = lengths.random_range(1..=100);
+        let scan = db.scan(key(from).as_bytes()..);
+        assert_eq!(scan.take(len).count(), len);
+    });
     println!(
-        "bytes a scan: 100 records {hundred}, backward {hundred_back}, the first of many {one_of_many}, one {one_alone}"
+        "bytes a scan: 100 records {hundred}, backward {hundred_back}, the first of many {one_of_many}, one {one_alone}, 1 to 100 {mixed}"
     );
+    assert!(mixed * 10 < hundred * 7, "{mixed} bytes");
     assert!(hundred < 300 << 10, "{hundred} bytes");
     assert!(hundred_back < 300 << 10, "{hundred_back} bytes");
     assert!(one_of_many < 64 << 10, "{one_of_many} bytes");

@@ -1,6 +1,6 @@
 //! What a walk reads next, and when: windows of neighbouring blocks.
 
-use super::{Access, Direction, TableIterator};
+use super::{Access, CACHED_SCAN_BYTES, Direction, TableIterator};
 use crate::error::{Result, TableError};
 use lightkv_vfs::{AlignedBuffer, FinishedRead, PIECE_BYTES, PendingReads, ReadRequest, Urgency};
 use std::sync::Arc;
@@ -95,13 +95,14 @@ impl TableIterator {
         let (mut at, mut left_bytes) = (block, bytes);
         loop {
             let (offset, len) = self.reader.block_place(at)?;
+            // As far as it would be if the first block were not cached, so that what was read then is enough.
+            if at != block && len > left_bytes {
+                return Ok(None);
+            }
             if !self.is_cached(offset) {
                 return self.stretch(at, direction, left_bytes).map(Some);
             }
             left_bytes = left_bytes.saturating_sub(len);
-            if left_bytes == 0 {
-                return Ok(None);
-            }
             match self.next_block(at, direction)? {
                 Some(next) => at = next,
                 None => return Ok(None),
@@ -277,6 +278,43 @@ impl TableIterator {
             }
         };
         self.take_window(stretch, read)
+    }
+
+    /// Offers the cache what was read and the walk did not come to, as if it had. A scan reads as far as scans usually go, whatever is
+    /// missing of that: if only what each came to were kept, the next from the same place would hardly ever find all of it.
+    pub(super) fn keep_rest(&mut self) {
+        let Some(window) = self.window_blocks else {
+            return;
+        };
+        if !self.options.fill_cache || self.visited_bytes == 0 {
+            return;
+        }
+        let is_backward = self.direction == Direction::Backward;
+        let rest = if is_backward {
+            window.first..self.block.min(window.last + 1)
+        } else {
+            window.first.max(self.block + 1)..window.last + 1
+        };
+        let mut bytes = self.visited_bytes;
+        for at in 0..rest.len() as u32 {
+            let block = if is_backward {
+                rest.end - 1 - at
+            } else {
+                rest.start + at
+            };
+            bytes += self.reader.block_place(block).map_or(0, |(_, len)| len);
+            if bytes > CACHED_SCAN_BYTES {
+                break;
+            }
+            let reader = &self.reader;
+            if reader
+                .shared
+                .cache
+                .wants_scanned_block(reader.table_id, block)
+            {
+                reader.keep_missing(block, self.blocks.window_offset, &self.blocks.window);
+            }
+        }
     }
 
     /// Leaves the buffers to other scans.

@@ -504,6 +504,72 @@ fn a_cached_first_block_does_not_put_off_the_read_of_the_others() {
     assert_eq!(shared.counters().table_reads - before, 2, "one a walk");
 }
 
+/// Scans read as far as they usually go, and end anywhere: from the same place the next one finds what those before have read.
+#[test]
+fn a_scan_leaves_what_it_has_read_and_not_come_to() {
+    let vfs = memory();
+    write(&vfs, options(), &model(20_000, 200));
+    let first = key(77);
+    for seek in [Seek::AtOrAbove(&first), Seek::Below(&first)] {
+        for is_full in [false, true] {
+            let cache_bytes = if is_full { 4 << 20 } else { 64 << 20 };
+            let shared = Arc::new(TableShared::new(cache_bytes, 4));
+            let reader = open(&vfs, options(), &shared);
+            if is_full {
+                (0..20_000).for_each(|number| _ = reads_of(&reader, number, u64::MAX, true));
+            }
+            // Whether it reads; it looks at one entry alone.
+            let scan = |bytes: usize| {
+                let mut iterator = reader.iter(IteratorOptions {
+                    expected_bytes: bytes,
+                    first_read_bytes: bytes,
+                    ..IteratorOptions::default()
+                });
+                let request = iterator.prepare(seek).unwrap();
+                let reads = request.is_some();
+                if let Some(request) = request {
+                    iterator.accept(request.read());
+                }
+                iterator.seek_prepared(seek).unwrap();
+                assert!(iterator.valid());
+                reads
+            };
+            assert!(scan(64 << 10));
+            // A full cache wants what is read twice, and then may have to make room for it.
+            assert_eq!(scan(64 << 10), is_full);
+            let again = (0..5).position(|_| !scan(64 << 10));
+            assert!(
+                again.is_some_and(|again| is_full || again == 0),
+                "{again:?}"
+            );
+            assert!(scan(96 << 10), "nobody has read as far as that");
+        }
+    }
+}
+
+/// A long walk leaves the cache alone, wherever it ends.
+#[test]
+fn of_what_a_scan_reads_little_is_offered_to_the_cache() {
+    let vfs = memory();
+    write(&vfs, options(), &model(20_000, 200));
+    let shared = Arc::new(TableShared::new(64 << 20, 4));
+    let reader = open(&vfs, options(), &shared);
+    let mut iterator = reader.iter(IteratorOptions {
+        first_read_bytes: 1 << 20,
+        ..IteratorOptions::default()
+    });
+    let request = iterator.prepare(Seek::AtOrAbove(b"user3")).unwrap();
+    iterator.accept(request.expect("nothing is cached").read());
+    iterator.seek_prepared(Seek::AtOrAbove(b"user3")).unwrap();
+    assert!(iterator.valid());
+    drop(iterator);
+    let cached_bytes = shared.cache_bytes();
+    assert!(
+        (120 << 10..200 << 10).contains(&cached_bytes),
+        "{cached_bytes}"
+    );
+}
+
 #[test]
 fn where_there_are_scans_the_index_of_a_new_table_is_cached() {
     let vfs = memory();
