@@ -329,16 +329,6 @@ impl TableIterator {
         )
     }
 
-    /// Whether the walk has come to the last block of its window.
-    #[inline]
-    pub fn is_at_window_end(&self) -> bool {
-        self.window_blocks
-            .is_some_and(|window| match self.direction {
-                Direction::Backward => self.block <= window.first,
-                Direction::Forward | Direction::Seek => self.block >= window.last,
-            })
-    }
-
     /// The table.
     pub fn reader(&self) -> &Arc<TableReader> {
         &self.reader

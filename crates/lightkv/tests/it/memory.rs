@@ -338,7 +338,7 @@ fn the_buffer_has_what_the_cache_does_not_use() {
 #[test]
 fn what_a_large_buffer_held_is_read_back_without_a_flush() {
     // Less than is flushed at, and more than the guaranteed part may hold.
-    const RECORDS: u64 = 44_000;
+    const RECORDS: u64 = 38_000;
     let vfs = MemoryVfs::new();
     let db = shared_options()
         .vfs(Arc::new(vfs.clone()))

@@ -307,11 +307,8 @@ impl TableIterator {
                 break;
             }
             let reader = &self.reader;
-            if reader
-                .shared
-                .cache
-                .wants_scanned_block(reader.table_id, block)
-            {
+            let cache = &reader.shared.cache;
+            if cache.wants_scanned_block(reader.table_id, block) {
                 reader.keep_missing(block, self.blocks.window_offset, &self.blocks.window);
             }
         }

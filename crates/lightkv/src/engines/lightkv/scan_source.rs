@@ -66,17 +66,13 @@ const READS_AT_ONCE_MAX: usize = 8;
 const READ_AHEAD_BYTES_MIN: u64 = 64 << 10;
 
 /// Read ahead of all tables of a partition together: as long as a scan may end soon, the next windows of all
-/// of them are begun at once. Second windows are begun as late as the first table comes to the last block of its first one: first windows
-/// are a little longer than what is expected, so most scans that return more than that end within them. Who gets further is taken to
-/// be a long scan, and his windows are begun before they are needed.
+/// of them are begun at once, shortly before the first table needs one.
 #[derive(Debug)]
 pub(crate) struct ReadAhead {
     /// What the windows together that come next are to return, in bytes.
     next_bytes: u64,
-    /// Where the scan may begin to read them, in bytes that it has returned.
+    /// Where the scan begins to read them, in bytes that it has returned.
     at_bytes: u64,
-    /// Whether none have been begun yet.
-    is_first: bool,
     /// What tables are passed over for what is returned.
     entries_per_key: f64,
     under_way: Option<UnderWay>,
@@ -94,11 +90,10 @@ impl ReadAhead {
     fn new(walked_bytes: u64, first_bytes: FirstBytes, entries_per_key: f64) -> Self {
         let expected_bytes = first_bytes.returned.max(FIRST_READ_BYTES_MIN);
         Self {
-            // Probably he is nearly done.
+            // A scan that goes further than expected has probably little left.
             next_bytes: (expected_bytes / 2).max(NEXT_READ_BYTES_MIN),
             // Behind what is expected of a scan, and before the tables come to the ends of their windows (`part_bytes`).
             at_bytes: walked_bytes + expected_bytes + expected_bytes / 50 + 1024,
-            is_first: true,
             entries_per_key,
             under_way: None,
         }
@@ -108,19 +103,22 @@ impl ReadAhead {
     #[inline]
     pub(crate) fn step(&mut self, store: &Store, sources: &mut [ScanSource], walked_bytes: u64) {
         if self.under_way.is_some() {
-            if any_table(sources, TableIterator::needs_next) {
+            let needs_next = |source: &ScanSource| match source {
+                ScanSource::Leaf(_) => false,
+                ScanSource::Run(source) => source
+                    .table()
+                    .is_some_and(|table| table.iterator.needs_next()),
+            };
+            if sources.iter().any(needs_next) {
                 self.finish(sources);
             }
-        } else if walked_bytes >= self.at_bytes
-            && (!self.is_first || any_table(sources, TableIterator::is_at_window_end))
-        {
+        } else if walked_bytes >= self.at_bytes {
             self.begin(store, sources);
         }
     }
 
     #[cold]
     fn begin(&mut self, store: &Store, sources: &mut [ScanSource]) {
-        self.is_first = false;
         let bytes = self.next_bytes;
         if bytes > READ_AHEAD_BYTES / 2 {
             // From now on each table reads ahead by itself, windows of its full length.
@@ -172,14 +170,6 @@ impl ReadAhead {
             }
         }
     }
-}
-
-/// Whether that is so of the present table of any of the sources.
-fn any_table(sources: &[ScanSource], is_so: impl Fn(&TableIterator) -> bool) -> bool {
-    sources.iter().any(|source| match source {
-        ScanSource::Leaf(_) => false,
-        ScanSource::Run(source) => source.table().is_some_and(|table| is_so(&table.iterator)),
-    })
 }
 
 /// What a walk takes from a partition at first, from all tables together.
