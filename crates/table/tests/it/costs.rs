@@ -507,16 +507,18 @@ fn a_cached_first_block_does_not_put_off_the_read_of_the_others() {
 /// Scans read as far as they usually go, and end anywhere: from the same place the next one finds what those before have read.
 #[test]
 fn a_scan_leaves_what_it_has_read_and_not_come_to() {
+    // Four times as long as the smaller cache.
+    const KEYS: u64 = 60_000;
     let vfs = memory();
-    write(&vfs, options(), &model(20_000, 200));
+    write(&vfs, options(), &model(KEYS, 200));
     let first = key(77);
     for seek in [Seek::AtOrAbove(&first), Seek::Below(&first)] {
         for is_full in [false, true] {
-            let cache_bytes = if is_full { 4 << 20 } else { 64 << 20 };
+            let cache_bytes = if is_full { 3 << 20 } else { 64 << 20 };
             let shared = Arc::new(TableShared::new(cache_bytes, 4));
             let reader = open(&vfs, options(), &shared);
             if is_full {
-                (0..20_000).for_each(|number| _ = reads_of(&reader, number, u64::MAX, true));
+                (0..KEYS).for_each(|number| _ = reads_of(&reader, number, u64::MAX, true));
             }
             // Whether it reads; it looks at one entry alone.
             let scan = |bytes: usize| {
