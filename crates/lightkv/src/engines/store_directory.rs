@@ -44,37 +44,12 @@ pub(crate) fn lock(vfs: &dyn Vfs, directory: &Path, create: bool) -> Result<Box<
         let parent = lightkv_vfs::parent_directory(directory);
         vfs.sync_directory(&parent)
             .map_err(|error| io(&parent, "sync", error))?;
-        let list = |path: &Path| vfs.list(path).map_err(|error| io(path, "list", error));
-        let entries = list(directory)?;
-        let stranger = entries.iter().find(|entry| {
-            // `CURRENT` can only be that of someone who creates the same store at this moment.
-            !OWN_NAMES.contains(&entry.name.as_str())
-                && entry.name != "CURRENT"
-                && !entry.name.starts_with("MANIFEST-")
-        });
-        if let Some(stranger) = stranger {
-            return Err(Error::Foreign {
-                path: directory.to_path_buf(),
-                message: format!(
-                    "it holds {:?} and no store; choose an empty or a new directory",
-                    stranger.name
-                ),
-            });
-        }
-        // Of a store that has lost its manifest, or somebody else's: a new store would remove what it does not know.
-        for name in ["journal", "tables", "values"] {
-            let path = directory.join(name);
-            if entries.iter().any(|entry| entry.name == name)
-                && let Some(file) = list(&path)?.first()
-            {
-                return Err(Error::Foreign {
-                    message: format!(
-                        "it holds {:?}, but there is no manifest; restore CURRENT and its manifest, or choose an empty or a new directory",
-                        file.name
-                    ),
-                    path,
-                });
-            }
+        let stranger = find_stranger(vfs, directory)?;
+        // Whoever holds the lock may have created the store since: then these are its own files.
+        if let Some(foreign) = stranger
+            && !exists(&current)?
+        {
+            return Err(foreign);
         }
     }
     let path = directory.join(LOCK_NAME);
@@ -84,6 +59,44 @@ pub(crate) fn lock(vfs: &dyn Vfs, directory: &Path, create: bool) -> Result<Box<
         },
         _ => io(path, "lock", error),
     })
+}
+
+/// Looks in a directory without a manifest for what a new store would not have there. Without the lock, which would leave a file in a directory that
+/// is none of ours: the answer counts only if there is no manifest afterwards either.
+fn find_stranger(vfs: &dyn Vfs, directory: &Path) -> Result<Option<Error>> {
+    let list = |path: &Path| vfs.list(path).map_err(|error| io(path, "list", error));
+    let entries = list(directory)?;
+    let stranger = entries.iter().find(|entry| {
+        // `CURRENT` can only be that of someone who creates the same store at this moment.
+        !OWN_NAMES.contains(&entry.name.as_str())
+            && entry.name != "CURRENT"
+            && !entry.name.starts_with("MANIFEST-")
+    });
+    if let Some(stranger) = stranger {
+        return Ok(Some(Error::Foreign {
+            path: directory.to_path_buf(),
+            message: format!(
+                "it holds {:?} and no store; choose an empty or a new directory",
+                stranger.name
+            ),
+        }));
+    }
+    // Of a store that has lost its manifest, or somebody else's: a new store would remove what it does not know.
+    for name in ["journal", "tables", "values"] {
+        let path = directory.join(name);
+        if entries.iter().any(|entry| entry.name == name)
+            && let Some(file) = list(&path)?.first()
+        {
+            return Ok(Some(Error::Foreign {
+                message: format!(
+                    "it holds {:?}, but there is no manifest; restore CURRENT and its manifest, or choose an empty or a new directory",
+                    file.name
+                ),
+                path,
+            }));
+        }
+    }
+    Ok(None)
 }
 
 /// Opens the manifest, or creates that of a new store of the engine asked for.

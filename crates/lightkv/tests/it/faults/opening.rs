@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::{Arc, Mutex, Once};
 
-use lightkv::{Db, Error, Options, WriteBatch};
+use lightkv::{Db, EngineKind, Error, Options, WriteBatch};
+use lightkv_vfs::MemoryVfs;
 
 use super::{Model, Mounted, check, files_below, fill, small_options};
 
@@ -59,6 +61,37 @@ fn many_threads_open_one_store_and_one_wins() {
             .into_iter()
             .filter(Result::is_err)
             .for_each(assert_locked);
+    }
+}
+
+#[test]
+fn a_store_that_another_creates_meanwhile_is_locked_and_not_foreign() {
+    for engine in [EngineKind::LightKv, EngineKind::HiKv] {
+        let (vfs, pool) = (MemoryVfs::new(), tempfile::tempdir().unwrap());
+        let mut options = small_options().engine(engine).vfs(Arc::new(vfs.clone()));
+        if engine == EngineKind::HiKv {
+            options = options.pmem_path(pool.path());
+        }
+        // Of this thread's calls only, and only of the first: its look for a store has found none.
+        let winner = Arc::new(Mutex::new(None));
+        let (opener, began) = (std::thread::current().id(), Once::new());
+        let observe = {
+            let (winner, options) = (winner.clone(), options.clone());
+            move |_| {
+                if std::thread::current().id() == opener {
+                    began.call_once(|| {
+                        let open = || options.clone().open("/store");
+                        let db = std::thread::scope(|scope| scope.spawn(open).join().unwrap());
+                        *winner.lock().unwrap() = Some(db.unwrap());
+                    });
+                }
+            }
+        };
+        vfs.observe_changes(Some(Arc::new(observe)));
+        assert_locked(options.clone().open("/store"));
+        let db = winner.lock().unwrap().take().expect("nothing was observed");
+        db.put("still", "works").unwrap();
+        db.close().unwrap();
     }
 }
 
