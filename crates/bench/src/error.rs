@@ -19,6 +19,9 @@ pub enum BenchError {
         /// What is wrong.
         wrong: Wrong,
     },
+    /// The flag of [`Bench::end_when`](crate::Bench::end_when) was set.
+    #[error("interrupted")]
+    Interrupted,
     /// A setting cannot work.
     #[error("{setting}: {message}")]
     InvalidSetting {

@@ -46,6 +46,7 @@ mod resources;
 mod run;
 mod series;
 mod settings;
+mod stop;
 mod target;
 mod values;
 mod worker;

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::clock::{Clock, Stamp};
+use crate::stop::Stop;
 
 /// Longest sleep without a look at whether the workload goes on.
 const SLEEP_MAX_NS: u64 = 50_000_000;
@@ -49,12 +50,7 @@ impl Pace {
     /// Waits until the next operation is due and returns when it was: latencies count from there, so a
     /// slow operation also counts against those that it kept waiting. `None` if the workload ends before.
     #[inline]
-    pub(crate) fn start(
-        &mut self,
-        clock: Clock,
-        deadline: Stamp,
-        stop: &AtomicBool,
-    ) -> Option<Stamp> {
+    pub(crate) fn start(&mut self, clock: Clock, deadline: Stamp, stop: Stop<'_>) -> Option<Stamp> {
         match self {
             Self::AfterEach => Some(clock.now()),
             Self::Fixed {
@@ -72,11 +68,10 @@ impl Pace {
 }
 
 /// Waits for a time, less long if the workload is stopped.
-fn wait(clock: Clock, until: Stamp, stop: &AtomicBool) {
+fn wait(clock: Clock, until: Stamp, stop: Stop<'_>) {
     loop {
         let now = clock.now();
-        // Relaxed: only ends the wait.
-        if now >= until || stop.load(Ordering::Relaxed) {
+        if now >= until || stop.is_set() {
             return;
         }
         let rest_ns = clock.ns_between(now, until);
@@ -168,16 +163,22 @@ impl Drop for InStepSide<'_> {
 mod tests {
     use super::*;
 
+    static NEVER: AtomicBool = AtomicBool::new(false);
+
     #[test]
     fn fixed_times_do_not_depend_on_how_long_operations_take() {
         let clock = Clock::get();
-        let (start, stop) = (clock.now(), AtomicBool::new(false));
+        let start = clock.now();
+        let stop = Stop {
+            ended: &NEVER,
+            interrupted: &NEVER,
+        };
         let mut paces = [0, 1].map(|thread| Pace::fixed(clock, start, 1_000.0, thread, 2));
         // The second operation takes 5 ms, so those after it are due before they can start.
         let mut due_us = Vec::new();
         for operation in 0..4 {
             for pace in &mut paces {
-                let due = pace.start(clock, Stamp::NEVER, &stop).unwrap();
+                let due = pace.start(clock, Stamp::NEVER, stop).unwrap();
                 assert!(clock.now() >= due);
                 due_us.push((clock.ns_between(start, due) + 500) / 1_000);
             }
@@ -191,16 +192,21 @@ mod tests {
     #[test]
     fn the_deadline_and_a_stop_end_long_waits() {
         let clock = Clock::get();
-        let (start, stop) = (clock.now(), AtomicBool::new(false));
-        let mut pace = Pace::fixed(clock, start, 0.001, 0, 1);
-        assert!(pace.start(clock, Stamp::NEVER, &stop).is_some());
-        let deadline = clock.after(start, 3_000_000);
-        assert_eq!(pace.start(clock, deadline, &stop), None);
-        assert!(clock.now() >= deadline, "the time asked for is used up");
-        stop.store(true, Ordering::Relaxed);
-        let begin = clock.now();
-        pace.start(clock, Stamp::NEVER, &stop);
-        assert!(clock.elapsed_ns(begin) < 10_000_000_000);
+        let (start, flag) = (clock.now(), AtomicBool::new(false));
+        let stops = [(&flag, &NEVER), (&NEVER, &flag)]
+            .map(|(ended, interrupted)| Stop { ended, interrupted });
+        for stop in stops {
+            flag.store(false, Ordering::Relaxed);
+            let mut pace = Pace::fixed(clock, start, 0.001, 0, 1);
+            assert!(pace.start(clock, Stamp::NEVER, stop).is_some());
+            let deadline = clock.after(start, 3_000_000);
+            assert_eq!(pace.start(clock, deadline, stop), None);
+            assert!(clock.now() >= deadline, "the time asked for is used up");
+            flag.store(true, Ordering::Relaxed);
+            let begin = clock.now();
+            pace.start(clock, Stamp::NEVER, stop);
+            assert!(clock.elapsed_ns(begin) < 10_000_000_000);
+        }
     }
 
     #[test]

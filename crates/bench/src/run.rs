@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Barrier, OnceLock};
+use std::sync::{Arc, Barrier, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,7 @@ use crate::random::Random;
 use crate::report::{Report, Settled, amplification};
 use crate::resources::{Resources, Usage};
 use crate::settings::Settings;
+use crate::stop::Stop;
 use crate::target::{Access, Numbers, Target};
 use crate::values::Values;
 use crate::worker::{Job, Picker, Worker, version};
@@ -39,6 +40,7 @@ pub struct Bench<'a> {
     samplers: Samplers,
     /// Workloads started so far.
     position: u64,
+    interrupted: Arc<AtomicBool>,
 }
 
 /// Which records are hot: the same in all workloads of a run, as they are in life.
@@ -100,7 +102,22 @@ impl<'a> Bench<'a> {
             samplers: Samplers::new(&settings),
             settings,
             position: 0,
+            interrupted: Arc::default(),
         })
+    }
+
+    /// Has the workload under way, and those that come, end with [`BenchError::Interrupted`] as soon as the flag is set. What is in the store then
+    /// is a part of what they would have written.
+    pub fn end_when(&mut self, interrupted: Arc<AtomicBool>) {
+        self.interrupted = interrupted;
+    }
+
+    fn check_interrupted(&self) -> Result<(), BenchError> {
+        // Relaxed: only ends the run.
+        match self.interrupted.load(Ordering::Relaxed) {
+            true => Err(BenchError::Interrupted),
+            false => Ok(()),
+        }
     }
 
     /// Goes on with other settings: reads, duration, threads, distribution, rate, time series, settling.
@@ -128,7 +145,7 @@ impl<'a> Bench<'a> {
     ///
     /// # Errors
     /// [`BenchError::InvalidSetting`] before anything was done; [`BenchError::Store`] and
-    /// [`BenchError::WrongAnswer`], the first one of any thread, after which nobody knows what a fill or
+    /// [`BenchError::WrongAnswer`], the first one of any thread, or [`BenchError::Interrupted`], after which nobody knows what a fill or
     /// `deleterandom` has done.
     ///
     /// # Panics
@@ -158,12 +175,14 @@ impl<'a> Bench<'a> {
         let before = Reading::take(self.target, &self.resources);
 
         let (measured, elapsed) = self.measure(workload, position, &order, progress)?;
+        self.check_interrupted()?;
 
         let used = Reading::take(self.target, &self.resources).since(&before);
         let memory_peak_bytes = memory::peak_bytes();
         self.note_written(workload, position, order, &measured);
         let settled = (self.settings.settle && workload.access() != Access::ReadOnly)
             .then(|| self.settle(&before, measured.user_bytes_written));
+        self.check_interrupted()?;
         let seconds = elapsed.as_secs_f64();
         let slowest_ops = measured.series.slowest_ops();
         Ok(Report {
@@ -264,6 +283,10 @@ impl<'a> Bench<'a> {
             _ => settings.operations_or_endless(workload),
         };
         let (stop, stop_writers) = (AtomicBool::new(false), AtomicBool::new(false));
+        let stop_at = |ended| Stop {
+            ended,
+            interrupted: &self.interrupted,
+        };
         let (start, writers_progress) = (OnceLock::new(), AtomicU64::new(0));
         let duration_ns = settings.duration.map(|duration| duration.as_nanos() as u64);
         let job = Job {
@@ -282,14 +305,14 @@ impl<'a> Bench<'a> {
             duration_ns,
             rate_ops_per_second: settings.rate_ops_per_second,
             time_series: settings.time_series,
-            stop: &stop,
+            stop: stop_at(&stop),
             progress,
         };
         // Writers beside readers go on as long as these do.
         let writer_job = Job {
             duration_ns: None,
             rate_ops_per_second: None,
-            stop: &stop_writers,
+            stop: stop_at(&stop_writers),
             progress: &writers_progress,
             ..job
         };
@@ -369,7 +392,8 @@ impl<'a> Bench<'a> {
         let begin = Instant::now();
         loop {
             let complete = self.target.is_settled();
-            if complete || begin.elapsed() >= SETTLE_MAX {
+            let is_over = begin.elapsed() >= SETTLE_MAX || self.check_interrupted().is_err();
+            if complete || is_over {
                 let seconds = begin.elapsed().as_secs_f64();
                 self.resources.write_back();
                 let used = Reading::take(self.target, &self.resources).since(before);

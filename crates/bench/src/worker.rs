@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::check::Checker;
 use crate::clock::{Clock, Stamp};
@@ -14,6 +14,7 @@ use crate::mixgraph::{HotRanges, scan_entries};
 use crate::pace::{InStepSide, Pace};
 use crate::permutation::Permutation;
 use crate::random::Random;
+use crate::stop::Stop;
 use crate::target::{Record, Target};
 use crate::values::VARIABLE_LEN_BIT;
 use crate::workload::{BATCH_RECORDS, MULTI_READ_KEYS, Operation, Plan, ScanLen, Workload};
@@ -49,8 +50,7 @@ pub(crate) struct Job<'a> {
     pub(crate) duration_ns: Option<u64>,
     pub(crate) rate_ops_per_second: Option<f64>,
     pub(crate) time_series: bool,
-    /// Set when a thread failed, and for writers beside readers when the readers are done.
-    pub(crate) stop: &'a AtomicBool,
+    pub(crate) stop: Stop<'a>,
     /// Operations done by all threads, for display.
     pub(crate) progress: &'a AtomicU64,
 }
@@ -173,8 +173,7 @@ impl<'a> Worker<'a> {
             if let Some(side) = &mut self.in_step {
                 side.step();
             }
-            // Relaxed: as in `over`.
-            if self.job.stop.load(Ordering::Relaxed) {
+            if self.job.stop.is_set() {
                 break;
             }
         }
@@ -246,8 +245,7 @@ impl<'a> Worker<'a> {
 
     #[inline]
     fn over(&self) -> bool {
-        // Relaxed: only ends the loop; results are handed over by joining the thread.
-        self.recorder.expired || self.job.stop.load(Ordering::Relaxed)
+        self.recorder.expired || self.job.stop.is_set()
     }
 
     #[inline]
@@ -529,8 +527,7 @@ impl<'a> Worker<'a> {
             }
             recorder.ended(Kind::Scan, start, end);
             checked = check.entry(key, value);
-            // Relaxed: as in `over`.
-            stopped = recorder.expired || job.stop.load(Ordering::Relaxed);
+            stopped = recorder.expired || job.stop.is_set();
             start = clock.now();
             checked.is_ok() && !stopped
         };

@@ -17,7 +17,8 @@ use crate::size::parse_size;
 /// backslash are written as \t, \n, \r, \\ or \xNN, and import reads them back. Arguments are taken as
 /// they are; with --escape the same escapes are read in them too.
 ///
-/// Exit codes: 0 success, 1 error, 2 wrong usage, 3 key not found.
+/// Exit codes: 0 success, 1 error, 2 wrong usage, 3 key not found; 130 and 143 of a bench that Ctrl-C
+/// or SIGTERM ended, which removes its temporary store.
 #[derive(Debug, Parser)]
 #[command(name = "lightkv", version, max_term_width = 100)]
 pub(crate) struct Arguments {

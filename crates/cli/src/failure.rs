@@ -16,6 +16,11 @@ pub(crate) enum Failure {
     NotFound { key: String },
     /// Whoever reads our output has seen enough: a quiet success.
     OutputClosed,
+    /// A signal asked the command to end, which it did in order: exit code 128 and the signal's number, as of a process that it ends.
+    Interrupted {
+        /// Number of the signal.
+        signal: u8,
+    },
     /// Anything else: exit code 1.
     Error {
         /// What was attempted, or all there is to say if there is no source.
@@ -62,6 +67,7 @@ impl Failure {
             Self::Error { .. } => ExitCode::FAILURE,
             Self::Usage(_) => ExitCode::from(2),
             Self::NotFound { .. } => ExitCode::from(3),
+            Self::Interrupted { signal } => ExitCode::from(128 + signal),
         }
     }
 
@@ -71,6 +77,7 @@ impl Failure {
             Self::Usage(_) => return "usage",
             Self::NotFound { .. } => return "not_found",
             Self::OutputClosed => return "output_closed",
+            Self::Interrupted { .. } => return "interrupted",
             Self::Error { source, .. } => source.as_deref(),
         };
         let mut next: Option<&(dyn Error + 'static)> = source.map(|source| source as _);
@@ -112,6 +119,7 @@ impl fmt::Display for Failure {
             Self::Usage(message) => formatter.write_str(message),
             Self::NotFound { key } => write!(formatter, "there is no key {key}"),
             Self::OutputClosed => formatter.write_str("the output was closed"),
+            Self::Interrupted { .. } => formatter.write_str("interrupted"),
             Self::Error { message, source } => {
                 let mut text = message.clone();
                 let mut next: Option<&(dyn Error + 'static)> =

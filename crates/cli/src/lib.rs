@@ -10,6 +10,7 @@ mod formats;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod interrupt;
 mod output;
 mod progress;
 mod size;

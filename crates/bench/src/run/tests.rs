@@ -709,3 +709,44 @@ fn a_store_that_forgets_or_keeps_silent_is_found_out() {
     let mut bench = Bench::new(&silent, settings()).unwrap();
     assert_eq!(wrong(&mut bench, Workload::ReadMissing), Wrong::Unanswered);
 }
+
+#[test]
+fn an_interrupted_run_ends_early_whatever_it_waits_for() {
+    let (_directory, _db, target) = open();
+    let settings = Settings {
+        duration: Some(Duration::from_secs(600)),
+        threads: 2,
+        ..settings()
+    };
+    for (workload, rate) in [
+        (Workload::ReadWhileWriting, None),
+        (Workload::ReadWhileWritingInStep, None),
+        (Workload::ReadRandom, Some(0.01)),
+    ] {
+        let flag = Arc::new(AtomicBool::new(false));
+        let mut bench = Bench::new(&target, self::settings()).unwrap();
+        bench.end_when(flag.clone());
+        run(&mut bench, Workload::FillRandom);
+        let rate_ops_per_second = rate;
+        bench
+            .adjust(Settings {
+                rate_ops_per_second,
+                ..settings.clone()
+            })
+            .unwrap();
+        let begin = Instant::now();
+        let progress = AtomicU64::new(0);
+        let outcome = thread::scope(|scope| {
+            let under_way = scope.spawn(|| bench.run(workload, &progress));
+            while rate.is_none() && progress.load(Ordering::Relaxed) == 0 {
+                thread::yield_now();
+            }
+            flag.store(true, Ordering::Relaxed);
+            under_way.join().unwrap()
+        });
+        assert!(matches!(outcome, Err(BenchError::Interrupted)));
+        let next = bench.run(workload, &progress);
+        assert!(matches!(next, Err(BenchError::Interrupted)));
+        assert!(begin.elapsed() < Duration::from_secs(60));
+    }
+}

@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use lightkv::{Db, Tuning};
 use lightkv_bench::{
-    Bench, LatencySummary, LightKvTarget, Report, Settings, Target, Workload, clock_cost,
-    is_record_key,
+    Bench, BenchError, LatencySummary, LightKvTarget, Report, Settings, Target, Workload,
+    clock_cost, is_record_key,
 };
 use tempfile::TempDir;
 
 use crate::arguments::{BenchArguments, StoreArguments};
 use crate::escape::escaped;
 use crate::failure::Failure;
+use crate::interrupt::Interrupt;
 use crate::output::Output;
 use crate::progress;
 use crate::size::{display_count, display_size};
@@ -39,6 +40,7 @@ pub(crate) fn bench(store: &StoreArguments, command: &BenchArguments) -> Result<
     for workload in &command.workloads {
         settings.check_workload(*workload)?;
     }
+    let interrupt = Interrupt::listen()?;
     let place = Place::new(store)?;
     let options = options(store, place.pool()).tuning(Tuning {
         always_flush: command.always_flush,
@@ -61,7 +63,7 @@ pub(crate) fn bench(store: &StoreArguments, command: &BenchArguments) -> Result<
         cost.source, cost.latency_ns, cost.operation_ns,
     ));
     let target = LightKvTarget::new(db.clone(), store.engine, place.directory(), command.sync);
-    let result = run(store, command, settings, &target);
+    let result = run(store, command, settings, &target, &interrupt);
     drop(target);
     let closed = db.close();
     result?;
@@ -90,11 +92,17 @@ fn run(
     command: &BenchArguments,
     settings: Settings,
     target: &dyn Target,
+    interrupt: &Interrupt,
 ) -> Result<(), Failure> {
     let mut output = Output::stdout();
     let mut bench = Bench::new(target, settings.clone())?;
+    bench.end_when(interrupt.flag());
     for (position, workload) in command.workloads.iter().enumerate() {
-        let report = run_one(&mut bench, *workload, settings.operations(*workload))?;
+        let report = run_one(&mut bench, *workload, settings.operations(*workload));
+        let report = report.map_err(|error| match error {
+            BenchError::Interrupted => interrupt.failure(),
+            error => error.into(),
+        })?;
         if store.json {
             output.json_line(&report)?;
         } else {
@@ -116,7 +124,7 @@ fn run_one(
     bench: &mut Bench<'_>,
     workload: Workload,
     operations: Option<u64>,
-) -> Result<Report, Failure> {
+) -> Result<Report, BenchError> {
     let bar = match operations {
         Some(operations) => progress::operations_bar(workload.name(), operations),
         None => progress::operations_spinner(workload.name()),
@@ -140,7 +148,7 @@ fn run_one(
         report
     });
     bar.finish_and_clear();
-    Ok(report?)
+    report
 }
 
 /// Says something to people that programs which read stdout need not see.

@@ -1,5 +1,9 @@
 //! bench.
 
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::command::{Store, bare_command, json, run};
@@ -206,5 +210,36 @@ fn wrong_settings_are_usage_errors_or_named() {
         let ended = run(bare_command(&words.split(' ').collect::<Vec<_>>()), b"");
         assert_eq!(ended.code, code, "{words}: {}", ended.stderr);
         assert!(ended.stderr.contains("error: "), "{words}");
+    }
+}
+
+#[test]
+fn a_bench_that_is_interrupted_leaves_nothing_behind() {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let parent = tempfile::tempdir().unwrap();
+        let is_empty = || std::fs::read_dir(parent.path()).unwrap().next().is_none();
+        let words =
+            "bench --num 20000 --workloads fillrandom,readrandom,overwrite --duration 600 --json";
+        let mut command = bare_command(&words.split(' ').collect::<Vec<_>>());
+        let child = command
+            .env("TMPDIR", parent.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let child = child.spawn().unwrap();
+        let begin = Instant::now();
+        while is_empty() {
+            assert!(begin.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        assert!(
+            String::from_utf8_lossy(&output.stderr)
+                .ends_with("{\"error\":\"interrupted\",\"kind\":\"interrupted\"}\n")
+        );
+        assert!(is_empty());
+        assert!(begin.elapsed() < Duration::from_secs(120));
     }
 }
