@@ -247,8 +247,9 @@ impl Options {
 
     /// Table files kept open at once; default 512, so that the usual limit of 1,024 a process suffices. Up to three dozen
     /// descriptors come on top: journal, manifest, lock, the files being written, and those by which several reads are begun at once;
-    /// and for a moment a sixteenth of the limit, 16 at most, for tables that a thread opens, or reads, together. A process that has none left gives up
-    /// some of its tables and waits for up to 63 ms; if that is not enough, calls fail with [`Error::Io`] and work again when there are some.
+    /// and for a moment a sixteenth of the limit, 16 at most, for tables that a thread opens, or reads, together, and a quarter for all that merges and
+    /// long scans read ahead. A process that has none left does without those, gives up some of its tables, and waits for up to 63 ms; if that is not
+    /// enough, calls fail with [`Error::Io`] and work again when there are some.
     pub fn max_open_files(mut self, files: usize) -> Self {
         self.max_open_files = files;
         self

@@ -1,5 +1,6 @@
 //! What can go wrong with a table.
 
+use lightkv_vfs::is_out_of_descriptors;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -95,6 +96,11 @@ impl TableError {
                 source,
             },
         }
+    }
+
+    /// Whether the process may have no more open files.
+    pub(crate) fn is_out_of_descriptors(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if is_out_of_descriptors(source))
     }
 
     /// Damage at `offset` of `file`.

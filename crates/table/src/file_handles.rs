@@ -8,21 +8,36 @@
 //! closing take the ring's lock first and a slot's lock second, and no call of the operating system is
 //! made under the ring's lock but closing a file. A file that loses its slot during a read is closed
 //! when that read ends, so besides the limit there can be one more file per thread that is reading, or a sixteenth of the limit
-//! while it opens tables, or reads them, together.
+//! while it opens tables, or reads them, together; and a quarter of the limit for all that is read ahead.
+//!
+//! DESCRIPTORS. Where the process has none left, files in slots are given back, and then others are waited for. Who holds files
+//! himself does not wait for others, who may do the same: see [`WithoutDescriptor`].
 
 use lightkv_vfs::{VfsFile, is_out_of_descriptors};
 use parking_lot::{Mutex, RwLock};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Such a part of the limit may be opened together, and no more than this: reads of 64 KiB each.
 const OPEN_TOGETHER_PART: usize = 16;
 const OPEN_TOGETHER_MAX: usize = 16;
 
+/// Such a part of the limit may be held open by reads ahead: merges and long scans have one for each of their tables.
+const READ_AHEAD_PART: usize = 4;
+
 /// How long who finds no descriptor, and none to give back, waits for other threads each time before it gives up.
 const PAUSES_MS: [u64; 6] = [1, 2, 4, 8, 16, 32];
+
+/// What to do where the process has no descriptor left, and no slot has one to give back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WithoutDescriptor {
+    /// Waits for other threads to give some back, for up to 63 ms.
+    Wait,
+    /// Fails at once: for who holds files that others may wait for, or can do without.
+    Fail,
+}
 
 /// One table's open file, or none.
 #[derive(Debug, Default)]
@@ -44,6 +59,8 @@ struct Ring {
 pub(crate) struct FileHandles {
     ring: Mutex<Ring>,
     max_open_files: usize,
+    /// Reads ahead that hold a file.
+    reads_ahead: AtomicUsize,
 }
 
 impl FileHandles {
@@ -52,6 +69,7 @@ impl FileHandles {
         Self {
             ring: Mutex::default(),
             max_open_files: max_open_files.max(1),
+            reads_ahead: AtomicUsize::new(0),
         }
     }
 
@@ -61,11 +79,28 @@ impl FileHandles {
         (self.max_open_files / OPEN_TOGETHER_PART).clamp(1, OPEN_TOGETHER_MAX)
     }
 
+    /// Whether one more read ahead may hold a file; if so, [`FileHandles::end_read_ahead`] when it is over.
+    pub(crate) fn begin_read_ahead(&self) -> bool {
+        let max = (self.max_open_files / READ_AHEAD_PART).max(1);
+        // Relaxed, here and below: nothing is published by the number.
+        self.reads_ahead
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
+                (now < max).then_some(now + 1)
+            })
+            .is_ok()
+    }
+
+    /// One of them is over.
+    pub(crate) fn end_read_ahead(&self) {
+        self.reads_ahead.fetch_sub(1, Ordering::Relaxed);
+    }
+
     /// The file of a slot, opened by `open` if it is not.
     #[inline]
     pub(crate) fn acquire(
         &self,
         slot: &Arc<HandleSlot>,
+        without: WithoutDescriptor,
         open: impl Fn() -> io::Result<Arc<dyn VfsFile>>,
     ) -> io::Result<Arc<dyn VfsFile>> {
         if let Some(file) = &*slot.file.read() {
@@ -76,13 +111,14 @@ impl FileHandles {
             }
             return Ok(Arc::clone(file));
         }
-        self.open(slot, open)
+        self.open(slot, without, open)
     }
 
     #[cold]
     fn open(
         &self,
         slot: &Arc<HandleSlot>,
+        without: WithoutDescriptor,
         open: impl Fn() -> io::Result<Arc<dyn VfsFile>>,
     ) -> io::Result<Arc<dyn VfsFile>> {
         {
@@ -90,7 +126,7 @@ impl FileHandles {
             while ring.open >= self.max_open_files && ring.evict() {}
             ring.open += 1;
         }
-        let opened = self.with_descriptors(open);
+        let opened = self.with_descriptors(without, open);
         let mut ring = self.ring.lock();
         let file = match opened {
             Ok(file) => file,
@@ -113,8 +149,16 @@ impl FileHandles {
     }
 
     /// See [`TableShared::with_descriptors`](crate::TableShared::with_descriptors).
-    pub(crate) fn with_descriptors<T>(&self, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
-        let mut pauses = PAUSES_MS.into_iter();
+    pub(crate) fn with_descriptors<T>(
+        &self,
+        without: WithoutDescriptor,
+        open: impl Fn() -> io::Result<T>,
+    ) -> io::Result<T> {
+        let pauses: &[u64] = match without {
+            WithoutDescriptor::Wait => &PAUSES_MS,
+            WithoutDescriptor::Fail => &[],
+        };
+        let mut pauses = pauses.iter();
         loop {
             match open() {
                 Err(error) if is_out_of_descriptors(&error) => {
@@ -126,7 +170,7 @@ impl FileHandles {
                     let Some(pause) = pauses.next() else {
                         return Err(error);
                     };
-                    std::thread::sleep(Duration::from_millis(pause));
+                    std::thread::sleep(Duration::from_millis(*pause));
                 }
                 opened => return opened,
             }
@@ -189,6 +233,7 @@ impl Ring {
 
 #[cfg(test)]
 mod tests {
+    use super::WithoutDescriptor::{Fail, Wait};
     use super::*;
     use lightkv_vfs::{MemoryVfs, OpenMode, Vfs};
     use std::cell::Cell;
@@ -209,10 +254,10 @@ mod tests {
         let handles = FileHandles::new(100);
         let slots = slots(9);
         for slot in &slots[..8] {
-            handles.acquire(slot, || Ok(file())).unwrap();
+            handles.acquire(slot, Wait, || Ok(file())).unwrap();
         }
         let calls = Cell::new(0);
-        let result = handles.acquire(&slots[8], || {
+        let result = handles.acquire(&slots[8], Wait, || {
             calls.set(calls.get() + 1);
             if handles.open_files() < 8 {
                 return Ok(file());
@@ -221,7 +266,7 @@ mod tests {
         });
         assert!(result.is_ok());
         assert_eq!((calls.get(), handles.open_files()), (2, 5));
-        let refused = handles.acquire(&slots[0], || Err(io::Error::from_raw_os_error(24)));
+        let refused = handles.acquire(&slots[0], Wait, || Err(io::Error::from_raw_os_error(24)));
         assert!(refused.is_ok() || refused.is_err_and(|error| is_out_of_descriptors(&error)));
     }
 
@@ -237,12 +282,27 @@ mod tests {
             Ok(())
         };
         handles
-            .with_descriptors(|| out_of_descriptors_until(4))
+            .with_descriptors(Wait, || out_of_descriptors_until(4))
             .unwrap();
         assert_eq!(calls.replace(0), 4);
-        let refused = handles.with_descriptors(|| out_of_descriptors_until(u32::MAX));
+        let refused = handles.with_descriptors(Wait, || out_of_descriptors_until(u32::MAX));
         assert!(is_out_of_descriptors(&refused.unwrap_err()));
-        assert_eq!(calls.get(), 7);
+        assert_eq!(calls.replace(0), 7);
+        let refused = handles.with_descriptors(Fail, || out_of_descriptors_until(2));
+        assert!(is_out_of_descriptors(&refused.unwrap_err()));
+        assert_eq!(calls.get(), 1);
+    }
+
+    #[test]
+    fn reads_ahead_hold_a_quarter_of_the_limit() {
+        for (max_open_files, part) in [(1, 1), (8, 2), (100, 25)] {
+            let handles = FileHandles::new(max_open_files);
+            let begun = (0..100).filter(|_| handles.begin_read_ahead()).count();
+            assert_eq!(begun, part);
+            handles.end_read_ahead();
+            assert!(handles.begin_read_ahead());
+            assert!(!handles.begin_read_ahead());
+        }
     }
 
     #[test]
@@ -250,13 +310,15 @@ mod tests {
         let handles = FileHandles::new(2);
         let slots = slots(3);
         for _ in 0..10 {
-            let failed = handles.acquire(&slots[0], || Err(io::ErrorKind::NotFound.into()));
+            let failed = handles.acquire(&slots[0], Wait, || Err(io::ErrorKind::NotFound.into()));
             assert!(failed.is_err());
         }
-        handles.acquire(&slots[1], || Ok(file())).unwrap();
-        handles.acquire(&slots[2], || Ok(file())).unwrap();
+        handles.acquire(&slots[1], Wait, || Ok(file())).unwrap();
+        handles.acquire(&slots[2], Wait, || Ok(file())).unwrap();
         assert_eq!(handles.open_files(), 2);
-        handles.acquire(&slots[1], || panic!("it is open")).unwrap();
+        handles
+            .acquire(&slots[1], Wait, || panic!("it is open"))
+            .unwrap();
         for slot in &slots {
             handles.release(slot);
             handles.release(slot);
@@ -274,7 +336,7 @@ mod tests {
                 scope.spawn(move || {
                     for round in 0..3000 {
                         let slot = &slots[(round * 7 + thread) % slots.len()];
-                        handles.acquire(slot, || Ok(file())).unwrap();
+                        handles.acquire(slot, Wait, || Ok(file())).unwrap();
                     }
                 });
             }

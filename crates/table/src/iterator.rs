@@ -266,10 +266,13 @@ impl TableIterator {
         let Some(stretch) = self.missing_stretch(block, direction, bytes)? else {
             return Ok(None);
         };
+        let Some(file) = self.reader.file_if_possible()? else {
+            return Ok(None);
+        };
         self.prepared = Some(stretch);
         let buffer = std::mem::take(&mut self.blocks.window);
         self.forget_window();
-        self.request(stretch, buffer).map(Some)
+        Ok(Some(self.request(file, stretch, buffer)))
     }
 
     /// Takes what [`TableIterator::prepare`] asked for. If the read failed, the seek repeats it.
@@ -302,11 +305,14 @@ impl TableIterator {
         let Some(stretch) = self.next_stretch(self.direction, bytes)? else {
             return Ok(None);
         };
+        let Some(file) = self.reader.file_if_possible()? else {
+            return Ok(None);
+        };
         self.planned_bytes = bytes;
         let state = AheadState::Promised;
         self.ahead = Some(Ahead { state, stretch });
         let buffer = std::mem::take(&mut self.spare);
-        self.request(stretch, buffer).map(Some)
+        Ok(Some(self.request(file, stretch, buffer)))
     }
 
     /// Takes what [`TableIterator::prepare_next`] asked for.

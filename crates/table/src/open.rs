@@ -2,7 +2,7 @@
 
 use crate::block_offsets::BlockOffsets;
 use crate::error::{Damage, Result, TableError};
-use crate::file_handles::HandleSlot;
+use crate::file_handles::{HandleSlot, WithoutDescriptor};
 use crate::leaf::{Leaf, LeafBytes, LeafIdentity, hash_check};
 use crate::reader::{LeafSource, TableReader};
 use crate::shared::TableShared;
@@ -41,7 +41,8 @@ impl TableReader {
         shared: Arc<TableShared>,
         hash: HashFunction,
     ) -> Result<Self> {
-        let mut opening = Opening::begin(vfs, table, options, leaf.is_none(), shared, hash)?;
+        let (with_leaf, without) = (leaf.is_none(), WithoutDescriptor::Wait);
+        let mut opening = Opening::begin(vfs, table, options, with_leaf, shared, hash, without)?;
         while let Some(request) = opening.next_read() {
             opening = opening.after(request.read())?;
         }
@@ -56,11 +57,33 @@ impl TableReader {
         options: TableOptions,
         shared: &Arc<TableShared>,
     ) -> Vec<Result<Self>> {
-        let begin = |table| {
+        let begin = |table, without| {
             let (vfs, shared) = (vfs.clone(), shared.clone());
-            Opening::begin(vfs, table, options, true, shared, hash_key)
+            Opening::begin(vfs, table, options, true, shared, hash_key, without)
         };
-        let mut openings: Vec<_> = tables.into_iter().map(begin).collect();
+        let mut tables = tables.into_iter().peekable();
+        let mut opened = Vec::new();
+        while let Some(first) = tables.next() {
+            let mut openings = vec![begin(first, WithoutDescriptor::Wait)];
+            // Those behind it as far as there are descriptors: for more of them these are read first, not waited for.
+            while let Some(table) = tables.peek() {
+                let opening = begin(table.clone(), WithoutDescriptor::Fail);
+                if matches!(&opening, Err(error) if error.is_out_of_descriptors()) {
+                    break;
+                }
+                openings.push(opening);
+                tables.next();
+            }
+            opened.extend(Self::finish_together(vfs, openings));
+        }
+        opened
+    }
+
+    /// Opens tables whose files are open.
+    fn finish_together(
+        vfs: &Arc<dyn Vfs>,
+        mut openings: Vec<Result<Opening>>,
+    ) -> impl Iterator<Item = Result<Self>> {
         // Twice at most.
         loop {
             let next_read = |opening: &Result<Opening>| opening.as_ref().ok()?.next_read();
@@ -78,7 +101,7 @@ impl TableReader {
             openings = openings.into_iter().zip(is_read).map(after).collect();
         }
         let finish = |opening: Result<Opening>| opening?.finish(None);
-        openings.into_iter().map(finish).collect()
+        openings.into_iter().map(finish)
     }
 }
 
@@ -125,11 +148,14 @@ impl Opening {
         with_leaf: bool,
         shared: Arc<TableShared>,
         hash: HashFunction,
+        without: WithoutDescriptor,
     ) -> Result<Self> {
         let handle = Arc::new(HandleSlot::default());
         let file = shared
             .handles
-            .acquire(&handle, || vfs.open_direct(&table.path, OpenMode::Read))
+            .acquire(&handle, without, || {
+                vfs.open_direct(&table.path, OpenMode::Read)
+            })
             .map_err(|error| TableError::from_io(&table.path, "open", 0, error))?;
         let file_len = file.len_bytes().map_err(|error| {
             shared.handles.release(&handle);

@@ -94,8 +94,10 @@ impl BlocksAhead {
             {
                 continue;
             }
-            // The get itself tells why not.
-            let Ok(file) = reader.file() else { continue };
+            // The get itself tells why not, or waits for a descriptor: here the files of others are held.
+            let Ok(Some(file)) = reader.file_if_possible() else {
+                continue;
+            };
             reader.count_read(len);
             requests.push(ReadRequest {
                 file,

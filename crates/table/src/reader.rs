@@ -12,7 +12,7 @@ use crate::block_slots::BlockSlots;
 use crate::cache::BlockKey;
 use crate::entry_index::{self, LongestIndex};
 use crate::error::{Damage, Result, TableError};
-use crate::file_handles::HandleSlot;
+use crate::file_handles::{HandleSlot, WithoutDescriptor};
 use crate::iterator::{IteratorOptions, TableIterator};
 use crate::leaf::{Leaf, LeafBytes, Probe};
 use crate::line_hints::Lines;
@@ -614,9 +614,21 @@ impl TableReader {
 
     /// The open file.
     pub(crate) fn file(&self) -> Result<Arc<dyn VfsFile>> {
+        self.file_or(WithoutDescriptor::Wait)
+    }
+
+    /// The same for who can do without: `None` where the process has no descriptor for it.
+    pub(crate) fn file_if_possible(&self) -> Result<Option<Arc<dyn VfsFile>>> {
+        match self.file_or(WithoutDescriptor::Fail) {
+            Err(error) if error.is_out_of_descriptors() => Ok(None),
+            file => file.map(Some),
+        }
+    }
+
+    fn file_or(&self, without: WithoutDescriptor) -> Result<Arc<dyn VfsFile>> {
         self.shared
             .handles
-            .acquire(&self.handle, || {
+            .acquire(&self.handle, without, || {
                 self.vfs.open_direct(&self.path, OpenMode::Read)
             })
             .map_err(|error| TableError::from_io(&self.path, "open", 0, error))

@@ -2,7 +2,7 @@
 
 use crate::cache::TableCache;
 use crate::entry_index::fetch_lines;
-use crate::file_handles::FileHandles;
+use crate::file_handles::{FileHandles, WithoutDescriptor};
 use crate::line_hints::LineHints;
 use lightkv_memory::{Striped, offer_processor};
 use lightkv_vfs::{ALIGNMENT_BYTES_MAX, AlignedBuffer, DeviceTurns, Polling, WaitingRead};
@@ -65,7 +65,8 @@ impl fmt::Debug for TableShared {
 
 impl TableShared {
     /// A cache of records and blocks of at most `cache_bytes` bytes (0: none) and at most `max_open_files`
-    /// (at least 1) files kept open; a read in progress may hold one more per thread.
+    /// (at least 1) files kept open; a read in progress may hold one more per thread, what is opened or read together a
+    /// sixteenth of that, and all that is read ahead a quarter.
     pub fn new(cache_bytes: u64, max_open_files: usize) -> Self {
         Self {
             cache: TableCache::new(cache_bytes),
@@ -110,7 +111,7 @@ impl TableShared {
     /// Does what needs a descriptor, for a table or for something else. If the process has none left, some that are kept
     /// for tables are given back, and it is done again; where none are, it is tried for up to 63 ms while others may give some back.
     pub fn with_descriptors<T>(&self, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
-        self.handles.with_descriptors(open)
+        self.handles.with_descriptors(WithoutDescriptor::Wait, open)
     }
 
     /// Notes that the caller is about to wait for a read of a table.

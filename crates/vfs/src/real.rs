@@ -20,7 +20,7 @@ use rustix::io::Errno;
 
 use self::direct::DirectAccess;
 use self::mapping::SharedMapping;
-use self::ring::{RingReads, RingWrite};
+use self::ring::{RingReads, RingWrite, with_kept_descriptors};
 use self::threads::{ThreadReads, ThreadWrite};
 use crate::reads::DeferredReads;
 use crate::{
@@ -47,7 +47,7 @@ pub struct RealVfs;
 
 impl Vfs for RealVfs {
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>> {
-        let file = open_options(mode).open(path)?;
+        let file = with_kept_descriptors(|| open_options(mode).open(path))?;
         Ok(Arc::new(RealFile {
             file,
             direct: None,
@@ -75,9 +75,9 @@ impl Vfs for RealVfs {
 
     fn open_direct(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>> {
         let (file, direct) = if mode == OpenMode::Read {
-            direct::open_for_reading(path)?
+            with_kept_descriptors(|| direct::open_for_reading(path))?
         } else {
-            let file = open_options(mode).open(path)?;
+            let file = with_kept_descriptors(|| open_options(mode).open(path))?;
             let direct = direct::open_beside(path, &file);
             (file, direct)
         };
@@ -152,7 +152,7 @@ impl Vfs for RealVfs {
 
     fn list(&self, path: &Path) -> io::Result<Vec<DirectoryEntry>> {
         let mut entries = Vec::new();
-        for entry in fs::read_dir(path)? {
+        for entry in with_kept_descriptors(|| fs::read_dir(path))? {
             let entry = entry?;
             // Another thread may have removed the file since its name was read: not an error. A
             // dangling symbolic link looks the same and holds nothing either.
@@ -177,16 +177,13 @@ impl Vfs for RealVfs {
     }
 
     fn sync_directory(&self, path: &Path) -> io::Result<()> {
-        File::open(path)?.sync_all()
+        with_kept_descriptors(|| File::open(path))?.sync_all()
     }
 
     fn lock(&self, path: &Path) -> io::Result<Box<dyn FileLock>> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = with_kept_descriptors(|| options.open(path))?;
         // flock and not fcntl: it belongs to the open file and not to the process, so a second open
         // inside this process conflicts too, and closing an unrelated handle does not release it.
         retry_interrupted(|| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive))?;

@@ -2,7 +2,10 @@
 
 use super::{Access, CACHED_SCAN_BYTES, Direction, TableIterator};
 use crate::error::{Result, TableError};
-use lightkv_vfs::{AlignedBuffer, FinishedRead, PIECE_BYTES, PendingReads, ReadRequest, Urgency};
+use crate::shared::TableShared;
+use lightkv_vfs::{
+    AlignedBuffer, FinishedRead, PIECE_BYTES, PendingReads, ReadRequest, Urgency, VfsFile,
+};
 use std::sync::Arc;
 
 /// Each read ahead of a scan is so many times as long as the one before.
@@ -22,11 +25,31 @@ pub(super) struct Ahead {
 #[derive(Debug)]
 pub(super) enum AheadState {
     /// Begun by the iterator.
-    Reading(Box<dyn PendingReads>),
+    Reading(Box<dyn PendingReads>, HeldFile),
     /// The caller is reading it.
     Promised,
     /// The caller has read it.
     Read(FinishedRead),
+}
+
+/// A file that is held open by a read ahead, of as many as may be.
+#[derive(Debug)]
+pub(super) struct HeldFile {
+    shared: Arc<TableShared>,
+}
+
+impl HeldFile {
+    fn begin(shared: &Arc<TableShared>) -> Option<Self> {
+        let shared = Arc::clone(shared);
+        // Not `then_some`: one that did not begin must not end.
+        shared.handles.begin_read_ahead().then(|| Self { shared })
+    }
+}
+
+impl Drop for HeldFile {
+    fn drop(&mut self) {
+        self.shared.handles.end_read_ahead();
+    }
 }
 
 /// Neighbouring blocks that are read in one go.
@@ -174,21 +197,22 @@ impl TableIterator {
 
     pub(super) fn request(
         &self,
+        file: Arc<dyn VfsFile>,
         stretch: Stretch,
         mut buffer: AlignedBuffer,
-    ) -> Result<ReadRequest> {
+    ) -> ReadRequest {
         self.reader.count_read(stretch.len());
         if self.options.access == Access::Scan && buffer.capacity_bytes() < stretch.len() {
             let shared = &self.reader.shared;
             shared.keep_read_buffer(buffer);
             buffer = shared.take_read_buffer(stretch.len());
         }
-        Ok(ReadRequest {
-            file: self.reader.file()?,
+        ReadRequest {
+            file,
             offset: stretch.start,
             len: stretch.len(),
             buffer,
-        })
+        }
     }
 
     /// Reads `block` and as many neighbours in the direction of the walk as read ahead allows.
@@ -206,7 +230,7 @@ impl TableIterator {
         self.forget_window();
         let shared = Arc::clone(&self.reader.shared);
         let _waiting = (self.options.access == Access::Scan).then(|| shared.waiting_read());
-        let request = self.request(stretch, buffer)?;
+        let request = self.request(self.reader.file()?, stretch, buffer);
         let read = match self.options.access {
             Access::Scan => request.read(),
             Access::Compaction => shared
@@ -229,9 +253,16 @@ impl TableIterator {
         let Some(stretch) = self.next_stretch(direction, self.next_read_bytes())? else {
             return Ok(());
         };
+        let Some(held) = HeldFile::begin(&self.reader.shared) else {
+            return Ok(());
+        };
+        let Some(file) = self.reader.file_if_possible()? else {
+            return Ok(());
+        };
         let buffer = std::mem::take(&mut self.spare);
-        let request = self.request(stretch, buffer)?;
-        let state = AheadState::Reading(self.reader.vfs.start_reads(vec![request]));
+        let request = self.request(file, stretch, buffer);
+        let reads = self.reader.vfs.start_reads(vec![request]);
+        let state = AheadState::Reading(reads, held);
         self.ahead = Some(Ahead { state, stretch });
         Ok(())
     }
@@ -264,12 +295,12 @@ impl TableIterator {
         let buffer = std::mem::take(&mut self.blocks.window);
         self.forget_window();
         let read = match state {
-            AheadState::Promised => self.request(stretch, buffer)?.read(),
+            AheadState::Promised => self.request(self.reader.file()?, stretch, buffer).read(),
             AheadState::Read(read) => {
                 self.spare = buffer;
                 read
             }
-            AheadState::Reading(reads) => {
+            AheadState::Reading(reads, _held) => {
                 self.spare = buffer;
                 match reads.wait().pop() {
                     Some(read) => read,
@@ -362,7 +393,7 @@ impl TableIterator {
     pub(super) fn drop_behind(&mut self) {
         if self.options.access == Access::Compaction
             && !self.blocks.window.is_empty()
-            && let Ok(file) = self.reader.file()
+            && let Ok(Some(file)) = self.reader.file_if_possible()
             && file.alignment_bytes() == 1
         {
             // A hint: nothing depends on it.

@@ -2,6 +2,7 @@
 
 mod corruption;
 mod costs;
+mod descriptors;
 mod direct;
 mod files;
 mod model;

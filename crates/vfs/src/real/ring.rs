@@ -59,11 +59,22 @@ pub(super) fn is_allowed() -> bool {
     !IS_FORBIDDEN.load(Ordering::Relaxed)
 }
 
-/// Gives the descriptors of rings that nobody uses back.
-pub(super) fn drop_kept() {
+/// Gives the descriptors of rings that nobody uses back. False if there are none.
+pub(super) fn drop_kept() -> bool {
     // Dropped after the lock: closing a ring takes a while.
     let kept = std::mem::take(&mut *KEPT.lock());
-    drop(kept);
+    !kept.is_empty()
+}
+
+/// Does what takes a descriptor. If the process has none left, rings that are kept for later are closed, and it is done again.
+pub(super) fn with_kept_descriptors<T>(call: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            // Others may leave rings meanwhile, or take the descriptors; each time around somebody got one.
+            Err(error) if is_out_of_descriptors(&error) && drop_kept() => {}
+            outcome => return outcome,
+        }
+    }
 }
 
 /// Transfers that the kernel may be doing.

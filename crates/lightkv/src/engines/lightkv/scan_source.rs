@@ -60,7 +60,7 @@ const BLOCK_ENDS_BYTES: f64 = 8192.0;
 const SPREAD_DEVIATIONS: f64 = 2.0;
 /// Most that a long scan reads ahead from all tables together, half of it while it walks through the other.
 const READ_AHEAD_BYTES: u64 = 2 << 20;
-/// A device does not do more side by side for one reader, and each holds a file open.
+/// A device does not do more side by side for one reader.
 const READS_AT_ONCE_MAX: usize = 8;
 /// Least that a long scan reads ahead from one table.
 const READ_AHEAD_BYTES_MIN: u64 = 64 << 10;
@@ -145,7 +145,7 @@ impl ReadAhead {
                     Err(_) => break,
                 }
             }
-            if requests.len() >= READS_AT_ONCE_MAX {
+            if requests.len() >= reads_at_once_max(store) {
                 break;
             }
         }
@@ -218,6 +218,11 @@ fn part_bytes(bytes: u64, share: f64, entry_bytes: f64) -> usize {
         .max(0.0)
         .sqrt();
     (bytes * share + SPREAD_DEVIATIONS * deviation_bytes + BLOCK_ENDS_BYTES) as usize
+}
+
+/// Reads that a scan begins together, each of which holds a file open.
+fn reads_at_once_max(store: &Store) -> usize {
+    READS_AT_ONCE_MAX.min(store.tables.shared.open_together_max())
 }
 
 /// What several runs read first, and which runs those are.
@@ -294,7 +299,7 @@ pub(crate) fn add_table_sources(
             reads += 1;
         }
         placed.push(source);
-        if first_reads.requests.len() >= READS_AT_ONCE_MAX {
+        if first_reads.requests.len() >= reads_at_once_max(store) {
             first_reads.finish(store, &mut placed);
         }
     }

@@ -2,10 +2,11 @@
 
 use std::process::{Command, Output};
 
-use lightkv::{Db, Error};
+use lightkv::{Db, Error, Options};
+use lightkv_vfs::{AlignedBuffer, OpenMode, ReadRequest, RealVfs, Vfs};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-use super::{Model, check, fill, small_options};
+use super::{Model, check, fill, key, small_options};
 
 /// Tells the program that it is a child, and what to do.
 const TASK_VARIABLE: &str = "LIGHTKV_FAULTS_TASK";
@@ -46,6 +47,8 @@ fn child() {
         }
         "few-files" => few_files(directory.as_ref()),
         "too-few-files" => too_few_files(directory.as_ref()),
+        "scan-few-files" => scan_few_files(directory.as_ref()),
+        "kept-rings" => kept_rings(directory.as_ref()),
         _ => panic!("unknown task {task:?}"),
     }
 }
@@ -60,6 +63,12 @@ fn limit_files(count: u64) {
 
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn tables(db: &Db) -> u64 {
+    let levels = db.stats().levels;
+    let tables = levels.iter().find(|(name, _)| *name == "tables");
+    tables.unwrap().1
 }
 
 /// Many more tables than may be open at once.
@@ -82,13 +91,7 @@ fn few_files(directory: &std::path::Path) {
             );
             db.flush().unwrap();
         }
-        let tables = db
-            .stats()
-            .levels
-            .iter()
-            .find(|(name, _)| *name == "tables")
-            .unwrap()
-            .1;
+        let tables = tables(&db);
         assert!(tables > 70, "{tables} tables are too few for this test");
         check(&db, &model);
         db.verify().unwrap();
@@ -143,6 +146,67 @@ fn too_few_files(directory: &std::path::Path) {
     db.close().unwrap();
 }
 
+/// A scan of two dozen runs of tables where a few descriptors are left beside those that may be kept for tables.
+fn scan_few_files(directory: &std::path::Path) {
+    const RUNS: u64 = 24;
+    let mut model = Model::new();
+    let db = Options::new()
+        .memory_budget(32 << 20)
+        .compaction_size(64)
+        .max_open_files(8)
+        .open(directory)
+        .unwrap();
+    for run in 0..RUNS {
+        let numbers = (0..120).map(|number| number * RUNS + run);
+        for number in numbers {
+            let value = vec![number as u8; 2000];
+            db.put(key(number), &value).unwrap();
+            model.insert(key(number), value);
+        }
+        db.flush().unwrap();
+    }
+    // Fills the slots, and everything that is made at the first use.
+    check(&db, &model);
+    assert!(tables(&db) >= RUNS, "{} tables", tables(&db));
+    limit_files(descriptors() as u64 + 4);
+    for _ in 0..3 {
+        check(&db, &model);
+    }
+    db.close().unwrap();
+}
+
+/// Rings that are kept for later reads are given back to who needs a descriptor.
+fn kept_rings(directory: &std::path::Path) {
+    let path = directory.join("file");
+    std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+    let vfs = RealVfs;
+    let file = vfs.open_direct(&path, OpenMode::Read).unwrap();
+    let request = |number: u64| ReadRequest {
+        file: file.clone(),
+        offset: number * 4096,
+        len: 4096,
+        buffer: AlignedBuffer::new(),
+    };
+    let before = descriptors();
+    let reads: Vec<_> = (0..8)
+        .map(|number| vfs.start_reads(vec![request(number), request(number + 8)]))
+        .collect();
+    for reads in reads {
+        assert!(reads.wait().iter().all(|read| read.range.is_ok()));
+    }
+    let kept = descriptors() - before;
+    if kept == 0 {
+        eprintln!("skipped: no io_uring here");
+        return;
+    }
+    limit_files(descriptors() as u64 - 1);
+    let again = vfs.open(&path, OpenMode::Read).unwrap();
+    let reads = vfs.start_reads(vec![request(0), request(1)]);
+    assert!(reads.wait().iter().all(|read| read.range.is_ok()));
+    vfs.sync_directory(directory).unwrap();
+    drop(again);
+}
+
 #[test]
 fn another_process_is_locked_out() {
     let directory = tempfile::tempdir().unwrap();
@@ -161,4 +225,16 @@ fn a_store_with_many_tables_needs_few_descriptors() {
 fn a_process_out_of_descriptors_gets_errors_and_loses_nothing() {
     let directory = tempfile::tempdir().unwrap();
     assert_succeeded(&run("too-few-files", directory.path()));
+}
+
+#[test]
+fn a_scan_needs_few_descriptors_however_many_tables_it_merges() {
+    let directory = tempfile::tempdir().unwrap();
+    assert_succeeded(&run("scan-few-files", directory.path()));
+}
+
+#[test]
+fn rings_that_nobody_uses_are_no_reason_to_fail() {
+    let directory = tempfile::tempdir().unwrap();
+    assert_succeeded(&run("kept-rings", directory.path()));
 }
