@@ -79,6 +79,9 @@ numbers! {
         table_drops,
         /// Tables that were written over the file of one that nobody read any more.
         tables_over_spares,
+        /// Pauses, of 1 to 32 ms, of those who needed a file descriptor while the process had none left: its limit is too low for
+        /// [`Options::max_open_files`](crate::Options::max_open_files) and what else it has open.
+        descriptor_waits,
         /// Writes that were delayed to let background work keep up.
         stalls,
         /// All delays together, in microseconds.
@@ -115,6 +118,7 @@ impl Counters {
             range_deletions: self.range_deletions - earlier.range_deletions,
             table_drops: self.table_drops - earlier.table_drops,
             tables_over_spares: self.tables_over_spares - earlier.tables_over_spares,
+            descriptor_waits: self.descriptor_waits - earlier.descriptor_waits,
             stalls: self.stalls - earlier.stalls,
             stall_us_total: self.stall_us_total - earlier.stall_us_total,
             stall_us_max: self.stall_us_max,

@@ -17,7 +17,7 @@ use lightkv_vfs::{VfsFile, is_out_of_descriptors};
 use parking_lot::{Mutex, RwLock};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Such a part of the limit may be opened together, and no more than this: reads of 64 KiB each.
@@ -61,6 +61,8 @@ pub(crate) struct FileHandles {
     max_open_files: usize,
     /// Reads ahead that hold a file.
     reads_ahead: AtomicUsize,
+    /// Pauses that were made because the process had no descriptor left.
+    waits: AtomicU64,
 }
 
 impl FileHandles {
@@ -70,6 +72,7 @@ impl FileHandles {
             ring: Mutex::default(),
             max_open_files: max_open_files.max(1),
             reads_ahead: AtomicUsize::new(0),
+            waits: AtomicU64::new(0),
         }
     }
 
@@ -82,7 +85,7 @@ impl FileHandles {
     /// Whether one more read ahead may hold a file; if so, [`FileHandles::end_read_ahead`] when it is over.
     pub(crate) fn begin_read_ahead(&self) -> bool {
         let max = (self.max_open_files / READ_AHEAD_PART).max(1);
-        // Relaxed, here and below: nothing is published by the number.
+        // Relaxed, here and below: nothing is published by the numbers.
         self.reads_ahead
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
                 (now < max).then_some(now + 1)
@@ -170,6 +173,7 @@ impl FileHandles {
                     let Some(pause) = pauses.next() else {
                         return Err(error);
                     };
+                    self.waits.fetch_add(1, Ordering::Relaxed);
                     std::thread::sleep(Duration::from_millis(*pause));
                 }
                 opened => return opened,
@@ -197,6 +201,11 @@ impl FileHandles {
             }
             ring.open -= 1;
         }
+    }
+
+    /// How often somebody had to wait for a descriptor.
+    pub(crate) fn waits(&self) -> u64 {
+        self.waits.load(Ordering::Relaxed)
     }
 
     /// Number of files in slots.
@@ -287,10 +296,10 @@ mod tests {
         assert_eq!(calls.replace(0), 4);
         let refused = handles.with_descriptors(Wait, || out_of_descriptors_until(u32::MAX));
         assert!(is_out_of_descriptors(&refused.unwrap_err()));
-        assert_eq!(calls.replace(0), 7);
+        assert_eq!((calls.replace(0), handles.waits()), (7, 3 + 6));
         let refused = handles.with_descriptors(Fail, || out_of_descriptors_until(2));
         assert!(is_out_of_descriptors(&refused.unwrap_err()));
-        assert_eq!(calls.get(), 1);
+        assert_eq!((calls.get(), handles.waits()), (1, 3 + 6));
     }
 
     #[test]

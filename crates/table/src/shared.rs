@@ -309,7 +309,10 @@ impl TableShared {
 
     /// The counters as they are now; each one by itself, not at one moment.
     pub fn counters(&self) -> CounterValues {
-        self.counters.values()
+        CounterValues {
+            descriptor_waits: self.handles.waits(),
+            ..self.counters.values()
+        }
     }
 }
 
@@ -379,6 +382,7 @@ impl Counters {
             table_writes: self.table_writes.value(),
             tables_over_spares: self.tables_over_spares.value(),
             failed_removals: self.failed_removals.value(),
+            descriptor_waits: 0,
         }
     }
 }
@@ -407,6 +411,8 @@ pub struct CounterValues {
     pub tables_over_spares: u64,
     /// Files of obsolete tables that could not be removed; the next open of the store has to.
     pub failed_removals: u64,
+    /// Pauses, of 1 to 32 ms, of those who needed a descriptor while the process had none.
+    pub descriptor_waits: u64,
 }
 
 #[cfg(test)]

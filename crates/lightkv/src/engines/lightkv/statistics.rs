@@ -56,6 +56,7 @@ impl Store {
             range_deletions: load(&self.counters.range_deletions),
             table_drops: load(&self.counters.table_drops),
             tables_over_spares: tables.tables_over_spares,
+            descriptor_waits: tables.descriptor_waits,
             stalls: delays.count,
             stall_us_total: delays.total_us,
             stall_us_max: delays.max_us,
