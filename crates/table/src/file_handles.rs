@@ -10,8 +10,9 @@
 //! when that read ends, so besides the limit there can be one more file per thread that is reading, or a sixteenth of the limit
 //! while it opens tables, or reads them, together; and a quarter of the limit for all that is read ahead.
 //!
-//! DESCRIPTORS. Where the process has none left, files in slots are given back, and then others are waited for. Who holds files
-//! himself does not wait for others, who may do the same: see [`WithoutDescriptor`].
+//! DESCRIPTORS. Where the process has none left, files in slots are given back, and then others are waited for. Nobody waits for a file
+//! that he could do without, or that is one more of several, for others may wait for those he holds: see [`WithoutDescriptor`]. What
+//! a waiting walk holds all the same are its reads ahead, and those are few.
 
 use lightkv_vfs::{VfsFile, is_out_of_descriptors};
 use parking_lot::{Mutex, RwLock};
