@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::fs::FallocateFlags;
@@ -12,6 +13,7 @@ use rustix::io::Errno;
 
 use crate::error::{PmemError, Result};
 use crate::faults::{PoolCall, PoolFaults};
+use crate::large_pages::{LargePages, large_page_offsets, thread_time};
 use crate::map::{FileMapping, Mapping};
 use crate::options::{Granularity, SourceKind};
 use crate::pool_layout::HEADER_BYTES;
@@ -197,8 +199,14 @@ impl DirectorySource {
             .map_err(|error| PmemError::io(&self.directory, "fsync", error))
     }
 
-    /// Creates the file of the next extent, all zero and all allocated, durable with its name.
-    pub(crate) fn create_file(&self, index: u32, bytes: u64) -> Result<(PathBuf, File)> {
+    /// Creates the file of the next extent, to be mapped at `place` of the pool, all zero and all allocated, durable with its name.
+    pub(crate) fn create_file(
+        &mut self,
+        index: u32,
+        place: u64,
+        bytes: u64,
+        large_pages: &LargePages,
+    ) -> Result<NewFile> {
         let path = self.extent_path(index);
         let created = self.faults.check(PoolCall::Create).and_then(|()| {
             OpenOptions::new()
@@ -214,20 +222,51 @@ impl DirectorySource {
             },
             _ => PmemError::io(&path, "create", error),
         })?;
-        let created = self
-            .allocate_blocks(&file, &path, bytes)
-            .and_then(|()| {
-                let synced = self.faults.check(PoolCall::SyncFile);
-                synced
-                    .and_then(|()| file.sync_all())
-                    .map_err(|error| PmemError::io(&path, "fsync", error))
-            })
-            .and_then(|()| self.sync_directory());
-        if let Err(error) = created {
-            self.discard_file(&path);
-            return Err(error);
+        let created = self.allocate(&file, &path, place, bytes, large_pages);
+        match created {
+            Ok((small_pages, small_pages_time)) => Ok(NewFile {
+                path,
+                file,
+                small_pages,
+                small_pages_time,
+            }),
+            Err(error) => {
+                self.discard_file(&path);
+                Err(error)
+            }
         }
-        Ok((path, file))
+    }
+
+    /// Allocates a new file and makes it durable. Gives the places of the pool that have got small pages, and what allocating them took.
+    fn allocate(
+        &mut self,
+        file: &File,
+        path: &Path,
+        place: u64,
+        bytes: u64,
+        large_pages: &LargePages,
+    ) -> Result<(Vec<u64>, Duration)> {
+        let small_pages = match self.class_of(file, path)? {
+            (SourceKind::MemoryFile, _) => allocate_large_pages(file, place, bytes, large_pages),
+            _ => Vec::new(),
+        };
+        let started = thread_time();
+        self.allocate_blocks(file, path, bytes)?;
+        let small_pages_time = thread_time().saturating_sub(started);
+        let synced = self.faults.check(PoolCall::SyncFile);
+        synced
+            .and_then(|()| file.sync_all())
+            .map_err(|error| PmemError::io(path, "fsync", error))?;
+        self.sync_directory()?;
+        Ok((small_pages, small_pages_time))
+    }
+
+    /// What the directory's medium is.
+    fn class_of(&mut self, file: &File, path: &Path) -> Result<(SourceKind, Granularity)> {
+        if self.class.is_none() {
+            self.class = Some(classify(file, path)?);
+        }
+        Ok(self.class.expect("stored above"))
     }
 
     /// Removes a file whose creation failed. If even that fails, it is found half-created later.
@@ -266,10 +305,7 @@ impl DirectorySource {
         path: &Path,
         file: File,
     ) -> Result<()> {
-        let (kind, granularity) = match self.class {
-            Some(class) => class,
-            None => classify(&file, path)?,
-        };
+        let (kind, _) = self.class_of(&file, path)?;
         let how = if kind == SourceKind::Dax {
             FileMapping::Dax
         } else {
@@ -279,10 +315,53 @@ impl DirectorySource {
         mapped
             .and_then(|()| mapping.map_file(place, bytes, &file, how))
             .map_err(|error| PmemError::io(path, "mmap", error))?;
-        self.class = Some((kind, granularity));
         self.files.lock().push(Arc::new(file));
         Ok(())
     }
+}
+
+/// The file of a new extent.
+pub(crate) struct NewFile {
+    pub(crate) path: PathBuf,
+    pub(crate) file: File,
+    /// Places of the pool, of 2 MiB each, that have small pages where large ones can be had.
+    pub(crate) small_pages: Vec<u64>,
+    /// Processor time that it took to allocate those.
+    pub(crate) small_pages_time: Duration,
+}
+
+/// Allocates what of a new file on tmpfs large pages pay for, and gives the places that are left. The kernel makes them where the first small page is
+/// there and the others are holes, without copying. Whatever it refuses, for want of memory or because it cannot, is left.
+fn allocate_large_pages(file: &File, place: u64, bytes: u64, large_pages: &LargePages) -> Vec<u64> {
+    let mut small_pages: Vec<u64> = large_page_offsets(place, bytes).collect();
+    // Mapped for this alone: the pool maps nothing but whole files, so that it cannot meet a hole when the medium is full.
+    let window = Mapping::reserve(bytes).and_then(|window| {
+        rustix::fs::ftruncate(file, bytes)?;
+        window.map_file(0, bytes, file, FileMapping::Shared)?;
+        Ok(window)
+    });
+    let Ok(window) = window else {
+        return small_pages;
+    };
+    let end = place + bytes;
+    small_pages.retain(|&at| {
+        if !large_pages.are_wanted(at, end, |_| ()) {
+            return true;
+        }
+        let started = thread_time();
+        let offset = at - place;
+        let made = rustix::fs::fallocate(file, FallocateFlags::empty(), offset, 4096)
+            .map_err(io::Error::from)
+            .and_then(|()| window.make_page_large(offset));
+        let time = match made {
+            Ok(()) => thread_time().saturating_sub(started),
+            // As good as one that takes for ever.
+            Err(_) => Duration::MAX,
+        };
+        large_pages.took(at, time, |_| ());
+        made.is_err()
+    });
+    small_pages
 }
 
 fn classify(file: &File, path: &Path) -> Result<(SourceKind, Granularity)> {

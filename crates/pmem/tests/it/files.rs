@@ -243,10 +243,10 @@ fn ordinary_files_sync_and_tmpfs_says_that_it_cannot() {
 }
 
 /// A small tmpfs, unmounted at the end; `None` without the right to mount.
-struct SmallMedium(TempDir);
+pub(crate) struct SmallMedium(TempDir);
 
 impl SmallMedium {
-    fn mount(size: &str) -> Option<Self> {
+    pub(crate) fn mount(size: &str) -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let size = format!("size={size}");
         let mounted = Command::new("mount")
@@ -256,6 +256,10 @@ impl SmallMedium {
         mounted
             .is_ok_and(|output| output.status.success())
             .then_some(SmallMedium(directory))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
     }
 }
 
@@ -271,7 +275,7 @@ fn a_full_medium_is_a_typed_error_and_the_pool_goes_on() {
         eprintln!("skipped: mounting a tmpfs is not permitted here");
         return;
     };
-    let path = medium.0.path();
+    let path = medium.path();
     let pool = Pool::create(in_directory(path)).unwrap();
     let mut runs = Vec::new();
     let error = loop {
@@ -302,10 +306,10 @@ fn a_full_medium_is_a_typed_error_and_the_pool_goes_on() {
     assert_eq!(pool.runs(Arena::Segments).len(), count);
     drop(pool);
     let nothing = SmallMedium::mount("16k").expect("mounting worked before");
-    let refused = Pool::create(in_directory(nothing.0.path()));
+    let refused = Pool::create(in_directory(nothing.path()));
     assert!(matches!(refused, Err(PmemError::NoSpace { .. })));
     assert!(
-        !Pool::exists(nothing.0.path()).unwrap(),
+        !Pool::exists(nothing.path()).unwrap(),
         "nothing is left behind"
     );
 }

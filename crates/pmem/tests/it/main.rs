@@ -4,6 +4,7 @@ mod allocation;
 mod crash;
 mod dax;
 mod files;
+mod large_pages;
 mod memory;
 
 use std::path::Path;

@@ -701,6 +701,12 @@ impl Allocator {
         Ok(())
     }
 
+    /// Has one place of the pool made a large page of; false if there is none left ([`lightkv_pmem::Pool::make_page_large`]).
+    pub(crate) fn make_page_large(&self) -> bool {
+        let closed = self.closed.read();
+        !*closed && self.pool.make_page_large()
+    }
+
     /// Gives a run back that nobody uses. Durable with the caller's next fence.
     pub(crate) fn free_run(&self, run: Run) {
         let closed = self.closed.read();

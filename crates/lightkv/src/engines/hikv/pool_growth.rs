@@ -1,10 +1,11 @@
 //! The pool grows before its writers need it: an extent takes tens of milliseconds to make and to fault in, which would
-//! be the longest write of a store.
+//! be the longest write of a store. When it does not grow, the same thread has large pages made of small ones (`Pool::make_page_large`).
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -15,6 +16,11 @@ use super::wake::Call;
 /// while an extent is made, also when all partitions double their tables at about the same time.
 const AHEAD_BYTES_MIN: u64 = 16 << 20;
 const AHEAD_BYTES_MAX: u64 = 64 << 20;
+
+/// The pool has not grown for so long before pages are made large: while it is being filled, the processors are needed for that.
+const QUIET: Duration = Duration::from_millis(100);
+/// Between two pages that are made large, at least.
+const PAGE_PAUSE_MIN: Duration = Duration::from_millis(1);
 
 /// How much is to be free ahead when so much is used, in bytes.
 pub(crate) fn ahead_bytes(used_bytes: u64) -> u64 {
@@ -49,21 +55,61 @@ impl GrowthCall {
     pub(crate) fn want(&self) {
         // SeqCst, here and below: as `Call` asks.
         self.is_wanted.store(true, Ordering::SeqCst);
-        self.call.ring(false);
+        self.call.ring(true);
     }
 
-    /// Sleeps until it is wanted; false when the thread is to end.
-    fn wait(&self) -> bool {
+    /// Sleeps until it is wanted, or for `pause`.
+    fn wait(&self, pause: Option<Duration>) -> Wake {
+        let mut has_paused = false;
         loop {
             if self.is_stopping.load(Ordering::SeqCst) {
-                return false;
+                return Wake::Stop;
             }
             if self.is_wanted.swap(false, Ordering::SeqCst) {
-                return true;
+                return Wake::Grow;
             }
-            self.call.sleep(|| {
-                !self.is_wanted.load(Ordering::SeqCst) && !self.is_stopping.load(Ordering::SeqCst)
-            });
+            match pause {
+                Some(_) if has_paused => return Wake::Idle,
+                // A call between the look above and the nap is not heard for as long.
+                Some(pause) => self.call.nap(pause),
+                None => self.call.sleep(|| {
+                    let is_wanted = self.is_wanted.load(Ordering::SeqCst);
+                    !is_wanted && !self.is_stopping.load(Ordering::SeqCst)
+                }),
+            }
+            has_paused = true;
+        }
+    }
+}
+
+/// What the thread is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wake {
+    Stop,
+    Grow,
+    /// What it likes to.
+    Idle,
+}
+
+/// Until the thread is to stop.
+fn run(allocator: &Allocator) {
+    let mut pause = Some(QUIET);
+    loop {
+        match allocator.growth_call.wait(pause) {
+            Wake::Stop => return,
+            Wake::Grow => {
+                // Who writes next meets the same error, and reports it.
+                if let Err(error) = allocator.grow_ahead() {
+                    tracing::debug!(%error, "the pool could not grow ahead");
+                }
+                pause = Some(QUIET);
+            }
+            Wake::Idle => {
+                // Half of the time at most, whatever it takes.
+                let started = Instant::now();
+                let is_made = allocator.make_page_large();
+                pause = is_made.then(|| started.elapsed().max(PAGE_PAUSE_MIN));
+            }
         }
     }
 }
@@ -75,14 +121,7 @@ impl PoolGrowth {
         let thread = has_threads.then(|| {
             let allocator = allocator.clone();
             let thread = std::thread::Builder::new().name("hikv-pool".into());
-            thread.spawn(move || {
-                while allocator.growth_call.wait() {
-                    // Who writes next meets the same error, and reports it.
-                    if let Err(error) = allocator.grow_ahead() {
-                        tracing::debug!(%error, "the pool could not grow ahead");
-                    }
-                }
-            })
+            thread.spawn(move || run(&allocator))
         });
         Ok(Self {
             thread: Mutex::new(thread.transpose()?),
@@ -97,7 +136,7 @@ impl PoolGrowth {
         };
         let call = &self.allocator.growth_call;
         call.is_stopping.store(true, Ordering::SeqCst);
-        call.call.ring(false);
+        call.call.ring(true);
         if thread.join().is_err() {
             tracing::warn!("the thread that lets the pool grow has panicked");
         }
