@@ -2,6 +2,7 @@
 
 mod costs;
 mod damage;
+mod large_pages;
 mod reopening;
 mod variants;
 

@@ -148,3 +148,29 @@ impl Drop for PoolGrowth {
         self.stop();
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_ends_idle_or_when_the_pool_is_to_grow() {
+        let call = GrowthCall::new();
+        assert_eq!(call.wait(Some(Duration::from_millis(1))), Wake::Idle);
+        call.want();
+        assert_eq!(call.wait(Some(Duration::from_secs(600))), Wake::Grow);
+        for pause in [Some(Duration::from_secs(600)), None] {
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| call.wait(pause));
+                // As writers do, with each run.
+                while !waiting.is_finished() {
+                    call.want();
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                assert_eq!(waiting.join().unwrap(), Wake::Grow);
+            });
+            // What was wanted behind it.
+            call.is_wanted.store(false, Ordering::SeqCst);
+        }
+    }
+}

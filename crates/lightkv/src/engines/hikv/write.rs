@@ -6,9 +6,8 @@
 //! ```
 //!
 //! The lines that an operation waits for are that of the hash index and then that of the old item. What it has to do meanwhile is to store the
-//! new item, which needs neither. Of a new key there is no old item, so a put stores the item while the line of the index is on its way. If the thread's
-//! last put replaced an item, then this one probably does, too, and looks at the index first, to store while the line of the old item is on
-//! its way. The old item's key is compared as late as possible: when the new item is durable.
+//! new item, which needs neither: a put does so while the line of the index is on its way. The fence behind the item takes as long as the lines of
+//! the item need to memory, and the line of the old item comes meanwhile: its key is compared when the new item is durable.
 //!
 //! INVARIANTS. (1) An item is durable before an entry leads to it, and an entry is durable before the item it
 //! left is given back. (2) A write that fails behind its announcement, or begins again, has left nothing but a number: no entry leads to the
@@ -19,7 +18,6 @@
 //! of it behind the entry; and the thread's own next operation pins an epoch, which waits for it, so that no two threads that
 //! put and then get can both miss what the other one put.
 
-use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 use crossbeam_epoch::Guard;
@@ -48,22 +46,8 @@ struct Manner {
     deadline: Deadline,
     /// A group is filled to its last entry.
     is_cramped: bool,
-    /// Keys are compared before a number is drawn: a log has a record for each number, and a twin was met before.
-    compares_first: bool,
-    /// The hash index is looked at before the item is stored: see the head of this file.
+    /// The hash index is looked at and keys are compared before a number is drawn: a log has a record for each number, or a twin was met before.
     looks_first: bool,
-}
-
-impl Manner {
-    fn compare_first(&mut self) {
-        self.compares_first = true;
-        self.looks_first = true;
-    }
-}
-
-thread_local! {
-    /// The thread's last put replaced an item. In whichever store: it is a guess.
-    static REPLACES: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The item that a write replaces or deletes.
@@ -173,7 +157,7 @@ impl Store {
             match self.try_put(table, hash, key, value, place, manner, &guard)? {
                 Attempt::Done => return Ok(()),
                 Attempt::Replaced => {}
-                Attempt::Twin => manner.compare_first(),
+                Attempt::Twin => manner.looks_first = true,
                 Attempt::Full => {
                     drop(guard);
                     match self.grow(hash, deadline) {
@@ -249,7 +233,6 @@ impl Store {
                 return otherwise.map(|_| Attempt::Full);
             }
         };
-        REPLACES.set(old.is_some());
         match &old {
             // Its key is compared behind the fence.
             Some(old) => self.pool().prefetch_read(old.position, LINE_BYTES),
@@ -291,12 +274,10 @@ impl Store {
 
     /// How the first attempt of a write goes about it.
     fn manner(&self, deadline: Deadline) -> Manner {
-        let has_log = self.log.is_some();
         Manner {
             deadline,
             is_cramped: false,
-            compares_first: has_log,
-            looks_first: has_log || REPLACES.get(),
+            looks_first: self.log.is_some(),
         }
     }
 
@@ -390,7 +371,7 @@ impl Store {
             position,
             has_key: false,
         };
-        if !manner.compares_first
+        if !manner.looks_first
             && let Some(likely) = table.find_likely(self.pool(), hash)
         {
             return Ok(Some(old(likely)));
@@ -457,7 +438,7 @@ impl Store {
                 });
             }
             if !self.is_old_of(&old, key)? {
-                manner.compare_first();
+                manner.looks_first = true;
                 continue;
             }
             let is_kept = self.keep_version(key, old.position, sequence);
@@ -582,9 +563,9 @@ mod tests {
         store
             .put_at(hash, b"other", value, other, never, pinned)
             .unwrap();
-        for looks_first in [false, true] {
-            assert!(matches!(attempt(looks_first), (Attempt::Twin, 1)) && is_marked());
-        }
+        assert!(matches!(attempt(false), (Attempt::Twin, 1)) && is_marked());
+        // Who compares first finds that the key is new.
+        assert!(matches!(attempt(true), (Attempt::Done, 1)) && !is_marked());
         store.allocator.publish(fresh);
     }
 
