@@ -17,8 +17,8 @@ use super::wake::Call;
 const AHEAD_BYTES_MIN: u64 = 16 << 20;
 const AHEAD_BYTES_MAX: u64 = 64 << 20;
 
-/// The pool has not grown for so long before pages are made large: while it is being filled, the processors are needed for that.
-const QUIET: Duration = Duration::from_millis(100);
+/// The pool has not grown for so long before pages are made large: while it is being filled, with 64 MB/s and more, the processors are needed for that.
+const QUIET: Duration = Duration::from_millis(500);
 /// Between two pages that are made large, at least.
 const PAGE_PAUSE_MIN: Duration = Duration::from_millis(1);
 
