@@ -18,6 +18,10 @@ use crate::large_pages::PageAdvice;
 /// large pages.
 pub(crate) const LARGE_PAGE_BYTES: u64 = 2 << 20;
 
+/// Of Linux 6.1, the same on all processors; the crate libc has it for glibc alone.
+#[cfg(not(miri))]
+const MADV_COLLAPSE: libc::c_int = 25;
+
 /// How the pages of a file are mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileMapping {
@@ -162,7 +166,7 @@ impl Mapping {
     pub(crate) fn make_page_large(&self, offset: u64) -> io::Result<()> {
         let (place, len) = self.checked_place(offset, LARGE_PAGE_BYTES);
         // SAFETY: the advice changes no contents, and the kernel refuses it where nothing fitting is mapped.
-        match unsafe { libc::madvise(place.cast(), len, libc::MADV_COLLAPSE) } {
+        match unsafe { libc::madvise(place.cast(), len, MADV_COLLAPSE) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }

@@ -158,8 +158,8 @@ mod tests {
         let call = GrowthCall::new();
         assert_eq!(call.wait(Some(Duration::from_millis(1))), Wake::Idle);
         call.want();
-        assert_eq!(call.wait(Some(Duration::from_secs(600))), Wake::Grow);
-        for pause in [Some(Duration::from_secs(600)), None] {
+        assert_eq!(call.wait(Some(Duration::from_secs(20))), Wake::Grow);
+        for pause in [Some(Duration::from_secs(20)), None] {
             std::thread::scope(|scope| {
                 let waiting = scope.spawn(|| call.wait(pause));
                 // As writers do, with each run.
