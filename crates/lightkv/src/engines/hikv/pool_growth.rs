@@ -162,12 +162,16 @@ mod tests {
         for pause in [Some(Duration::from_secs(20)), None] {
             std::thread::scope(|scope| {
                 let waiting = scope.spawn(|| call.wait(pause));
+                // By then it rests.
+                std::thread::sleep(Duration::from_millis(50));
+                let started = Instant::now();
                 // As writers do, with each run.
                 while !waiting.is_finished() {
                     call.want();
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 assert_eq!(waiting.join().unwrap(), Wake::Grow);
+                assert!(started.elapsed() < Duration::from_secs(10), "{pause:?}");
             });
             // What was wanted behind it.
             call.is_wanted.store(false, Ordering::SeqCst);
