@@ -124,13 +124,7 @@ fn a_full_dax_file_system_is_a_typed_error_and_the_pool_goes_on() {
             Err(other) => panic!("{other}"),
         }
     }
-    let mut runs = Vec::new();
-    let error = loop {
-        match pool.allocate(Arena::Segments, 1, 0) {
-            Ok(run) => runs.push(run.unwrap()),
-            Err(error) => break error,
-        }
-    };
+    let (runs, error) = crate::fill_medium(&pool);
     assert!(matches!(error, PmemError::NoSpace { .. }), "{error}");
     for run in &runs {
         pool.write_nt(run.offset, &[0xff; 4096]);

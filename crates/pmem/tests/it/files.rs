@@ -277,13 +277,7 @@ fn a_full_medium_is_a_typed_error_and_the_pool_goes_on() {
     };
     let path = medium.path();
     let pool = Pool::create(in_directory(path)).unwrap();
-    let mut runs = Vec::new();
-    let error = loop {
-        match pool.allocate(Arena::Segments, 1, 0) {
-            Ok(run) => runs.push(run.unwrap()),
-            Err(error) => break error,
-        }
-    };
+    let (runs, error) = crate::fill_medium(&pool);
     assert!(
         matches!(
             error,

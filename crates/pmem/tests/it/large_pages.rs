@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use lightkv_pmem::{Arena, PmemError, Pool, PoolOptions};
+use lightkv_pmem::{Arena, PmemError, Pool, PoolOptions, SourceKind, SourceRequest};
 
 use crate::files::SmallMedium;
 use crate::in_directory;
@@ -156,13 +156,7 @@ fn a_full_medium_is_a_typed_error_with_large_pages_too() {
         return;
     };
     let pool = Pool::create(options(medium.path(), 8 * EXTENT_BYTES)).unwrap();
-    let mut runs = Vec::new();
-    let error = loop {
-        match pool.allocate(Arena::Segments, 1, 0) {
-            Ok(run) => runs.push(run.unwrap()),
-            Err(error) => break error,
-        }
-    };
+    let (runs, error) = crate::fill_medium(&pool);
     assert!(matches!(error, PmemError::NoSpace { .. }), "{error}");
     for run in &runs {
         pool.write(run.offset, &[0xff; 4096]);
@@ -180,8 +174,9 @@ fn a_full_medium_is_a_typed_error_with_large_pages_too() {
 fn other_media_are_left_alone() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let pool = Pool::create(options(directory.path(), 2 * EXTENT_BYTES)).unwrap();
-    let is_tmpfs = pool.source_kind() == lightkv_pmem::SourceKind::MemoryFile;
-    assert_eq!(pool.make_page_large(), is_tmpfs);
-    let volatile = Pool::create(crate::options(lightkv_pmem::SourceRequest::Volatile)).unwrap();
+    if pool.source_kind() != SourceKind::MemoryFile {
+        assert!(!pool.make_page_large());
+    }
+    let volatile = Pool::create(crate::options(SourceRequest::Volatile)).unwrap();
     assert!(!volatile.make_page_large());
 }

@@ -9,7 +9,9 @@ mod memory;
 
 use std::path::Path;
 
-use lightkv_pmem::{EmulatedBacking, EmulatedMedium, Pool, PoolOptions, SourceRequest};
+use lightkv_pmem::{
+    Arena, EmulatedBacking, EmulatedMedium, PmemError, Pool, PoolOptions, Run, SourceRequest,
+};
 
 /// Options of a small pool: extents of 64 KiB, segments of 4 KiB, blocks of 256 B.
 pub(crate) fn options(source: SourceRequest) -> PoolOptions {
@@ -40,6 +42,17 @@ pub(crate) fn read(pool: &Pool, offset: u64, len_bytes: usize) -> Vec<u8> {
     let mut bytes = vec![0; len_bytes];
     pool.read(offset, &mut bytes);
     bytes
+}
+
+/// Takes segments of one unit until the medium is full: those that were had, and what the next one met.
+pub(crate) fn fill_medium(pool: &Pool) -> (Vec<Run>, PmemError) {
+    let mut runs = Vec::new();
+    loop {
+        match pool.allocate(Arena::Segments, 1, 0) {
+            Ok(run) => runs.push(run.expect("the pool may grow beyond the medium")),
+            Err(error) => return (runs, error),
+        }
+    }
 }
 
 /// Reproducible random numbers (SplitMix64).
