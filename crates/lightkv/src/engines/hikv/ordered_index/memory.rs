@@ -258,10 +258,8 @@ impl<'g> Access<'g> {
         assert!(!node.is_leaf(), "leaves have no children");
         // SAFETY: validated, and the guard is held.
         let child = unsafe { node_at(pointer) };
-        if child.is_leaf() {
-            // Inner nodes are mostly in the cache. Of a leaf the search needs some lines of the first half.
-            processor::prefetch(&child.words()[..child.words().len() / 2]);
-        }
+        // A search needs some lines of the first half, and a level of inner nodes is more than a processor has near.
+        processor::prefetch(&child.words()[..child.words().len() / 2]);
         Ok(child)
     }
 }

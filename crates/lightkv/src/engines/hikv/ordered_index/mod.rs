@@ -4,8 +4,8 @@
 //! # STRUCTURE
 //!
 //! Nodes of 64 B to 2 KiB, whole cache lines, hold sorted keys of any length without the prefix
-//! that they have in common (`node`). A node that is full grows by an eighth; one of 2 KiB splits
-//! into two that are as large as their entries need (`structure`). So nodes are nearly full in
+//! that they have in common (`node`). A node that is full doubles; one of 2 KiB splits
+//! into two that are a quarter larger than their entries need (`structure`). So nodes are four fifths full in
 //! whatever order keys come, without moving entries between neighbours. Keys longer than 126 B
 //! behind the prefix are stored apart.
 //!

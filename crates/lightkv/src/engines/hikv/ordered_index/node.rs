@@ -33,6 +33,7 @@
 //! `memory` follows addresses, after validation.
 
 use std::cmp::Ordering as Comparison;
+use std::ops::Range;
 
 use super::batch::KEY_ROOM;
 use super::key::{truncated, word_at};
@@ -446,7 +447,7 @@ impl<'g> Node<'g> {
         while count > 1 {
             let half = count / 2;
             let is_before = before(self.load(shape.head_index(low + half))?);
-            low = if is_before { low + half } else { low };
+            low = std::hint::select_unpredictable(is_before, low + half, low);
             count -= half;
         }
         if count == 1 && before(self.load(shape.head_index(low))?) {
@@ -564,12 +565,16 @@ impl<'g> Node<'g> {
         self.store(self.words.len() - slot.from_end, value);
     }
 
+    /// Whether a key begins with the prefix.
+    #[inline]
+    pub(super) fn has_prefix_of(self, shape: Shape, key: &[u8]) -> Result<bool, Restart> {
+        Ok(self.compare_prefix(shape, key)? == Comparison::Equal)
+    }
+
     /// Whether a key fits without a change of the prefix or of the size.
+    #[inline]
     pub(super) fn has_room(self, shape: Shape, key: &[u8]) -> Result<bool, Restart> {
-        if self.compare_prefix(shape, key)? != Comparison::Equal {
-            return Ok(false);
-        }
-        Ok(shape.words_with(key) <= self.words.len())
+        Ok(self.has_prefix_of(shape, key)? && shape.words_with(key) <= self.words.len())
     }
 
     /// Whether a key is too long behind the prefix to be stored in the node.
@@ -682,7 +687,7 @@ impl<'g> Node<'g> {
         key: &[u8],
     ) -> Result<Option<Image>, Restart> {
         if shape.unused_words > 0
-            || self.compare_prefix(shape, key)? != Comparison::Equal
+            || !self.has_prefix_of(shape, key)?
             || shape.words_with(key) > lines * WORDS_PER_LINE
         {
             return Ok(None);
@@ -700,6 +705,85 @@ impl<'g> Node<'g> {
             *to = from.load(Ordering::Relaxed);
         }
         Ok(Some(image))
+    }
+
+    /// Words of a leaf of the entries `range`, and of `pending` if that is given, whose prefix has `prefix_len` bytes, as
+    /// [`super::contents::Contents::plan`] counts them.
+    pub(super) fn words_of(
+        self,
+        shape: Shape,
+        range: Range<usize>,
+        pending: Option<&[u8]>,
+        prefix_len: usize,
+    ) -> Result<usize, Restart> {
+        let count = range.len() + usize::from(pending.is_some());
+        let mut words = Shape::words(prefix_len, count);
+        words += pending.map_or(0, |key| payload_words(key.len() - prefix_len));
+        for entry in range {
+            words += match self.slot(shape, entry)?.suffix_len() {
+                Some(len) => payload_words(len + shape.prefix_len - prefix_len),
+                None => payload_words(APART),
+            };
+        }
+        Ok(words)
+    }
+
+    /// The entry of a leaf that half of its words lie before, and one.
+    pub(super) fn middle(self, shape: Shape) -> Result<usize, Restart> {
+        let all = shape.count + shape.heap_words - shape.unused_words;
+        let mut before = 0;
+        for entry in 0..shape.count {
+            before += 1 + self.slot(shape, entry)?.payload_words();
+            if 2 * before >= all {
+                return Ok(entry + 1);
+            }
+        }
+        Ok(shape.count)
+    }
+
+    /// The entries `range` of a leaf as one of `lines` cache lines, with the same prefix: word by word.
+    pub(super) fn part(
+        self,
+        shape: Shape,
+        range: Range<usize>,
+        lines: usize,
+    ) -> Result<Image, Restart> {
+        let mut image = Image::new(lines);
+        let words = image.words();
+        let mut part = Shape {
+            prefix_len: shape.prefix_len,
+            ..Shape::default()
+        };
+        for (index, word) in words[..shape.directory()]
+            .iter_mut()
+            .enumerate()
+            .skip(PREFIX)
+        {
+            *word = self.load(index)?;
+        }
+        for entry in range {
+            let slot = self.slot(shape, entry)?;
+            let from = self.payload_index(slot)?;
+            let payload = self.words.get(from..from + slot.payload_words());
+            part.heap_words += slot.payload_words();
+            let to = words.len() - part.heap_words;
+            for (to, from) in words[to..].iter_mut().zip(payload.ok_or(Restart)?) {
+                *to = from.load(Ordering::Relaxed);
+            }
+            let head = self.load(shape.head_index(entry))?;
+            words[part.head_index(part.count)] = head;
+            words[part.slots_index(part.count)] |= slot_in_word(
+                part.count,
+                Slot {
+                    from_end: part.heap_words,
+                    ..slot
+                },
+            );
+            part.count += 1;
+        }
+        assert!(part.used_words() <= words.len(), "measured differently");
+        words[SHAPE] = part.pack();
+        Ok(image)
     }
 
     /// Replaces everything but the version.
