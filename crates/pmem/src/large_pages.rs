@@ -9,7 +9,8 @@
 //! Plain DRAM stays as it was faulted in. Of a file on tmpfs the small pages are put together later ([`LargePages::next_small`]), by a thread that has
 //! nothing else to do: what it takes then nobody waits for, and whoever reads that memory at random is a third faster from then on.
 
-use std::collections::VecDeque;
+use std::collections::BTreeSet;
+use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -57,8 +58,28 @@ pub(crate) struct LargePages {
 
 #[derive(Debug, Default)]
 struct SmallPages {
-    offsets: VecDeque<u64>,
+    offsets: BTreeSet<u64>,
+    /// The last one that was tried: the next ones follow in order, around and around.
+    tried: Option<u64>,
+    /// Those that are to be tried before others, the latest first; some may be large by now.
+    first: Vec<u64>,
     failures_in_row: u32,
+}
+
+impl SmallPages {
+    fn next(&mut self) -> Option<u64> {
+        while let Some(offset) = self.first.pop() {
+            if self.offsets.remove(&offset) {
+                return Some(offset);
+            }
+        }
+        let behind = self.tried.map_or(Bound::Unbounded, Bound::Excluded);
+        let next = self.offsets.range((behind, Bound::Unbounded)).next();
+        let next = next.or(self.offsets.first()).copied()?;
+        self.offsets.remove(&next);
+        self.tried = Some(next);
+        Some(next)
+    }
 }
 
 impl LargePages {
@@ -80,9 +101,19 @@ impl LargePages {
         small.failures_in_row = 0;
     }
 
+    /// Has places tried before the others, where they have small pages.
+    pub(crate) fn try_first(&self, offsets: impl IntoIterator<Item = u64>) {
+        let mut small = self.small.lock();
+        for offset in offsets {
+            if small.offsets.contains(&offset) {
+                small.first.push(offset);
+            }
+        }
+    }
+
     /// The next place to make a large page of.
     pub(crate) fn next_small(&self) -> Option<u64> {
-        self.small.lock().offsets.pop_front()
+        self.small.lock().next()
     }
 
     /// Takes note of whether `offset` has become a large page. Where one has not, it is tried again behind the others, until too many
@@ -93,10 +124,11 @@ impl LargePages {
             small.failures_in_row = 0;
             return;
         }
-        small.offsets.push_back(offset);
+        small.offsets.insert(offset);
         small.failures_in_row += 1;
         if small.failures_in_row >= FAILURES_MAX {
             small.offsets.clear();
+            small.first.clear();
         }
     }
 
@@ -252,6 +284,21 @@ mod tests {
         assert_eq!(pages.next_small(), Some(0));
         pages.small_became_large(0, false);
         for offset in [1, 2, 0] {
+            assert_eq!(pages.next_small(), Some(offset));
+            pages.small_became_large(offset, true);
+        }
+        assert_eq!(pages.next_small(), None);
+    }
+
+    #[test]
+    fn small_pages_that_matter_more_are_tried_first() {
+        let pages = LargePages::new();
+        pages.add_small(0..6);
+        assert_eq!(pages.next_small(), Some(0));
+        // One that is large by now, one that is named twice, one that nobody knows.
+        pages.try_first([0, 3, 4, 9]);
+        pages.try_first([4]);
+        for offset in [4, 3, 1, 2, 5] {
             assert_eq!(pages.next_small(), Some(offset));
             pages.small_became_large(offset, true);
         }

@@ -58,6 +58,8 @@ impl Store {
         let new = growing.finish();
         self.set_table_word(number, new.place().encode());
         let old = table.run;
+        // Each operation looks into a table.
+        self.pool().make_large_first(run);
         partition.replace(new, guard);
         for group in &mut groups {
             group.is_dead = true;

@@ -170,6 +170,7 @@ fn read_root(items: &Items, runs: &[Run]) -> Result<(u64, Vec<Table>)> {
         let Some(run) = run else {
             return Err(items.damaged(word, "the root leads to what is no table"));
         };
+        pool.make_large_first(run);
         tables.push(Table::new(run, place.lines_log2));
     }
     // The process may have been killed between the store of a word and its flush. Now the tables that no word leads to
