@@ -176,7 +176,8 @@ impl Store {
             .iter()
             .map(|operation| {
                 let table = self.index.table(operation.hash, &guard);
-                table.prefetch_for_write(self.pool(), operation.hash);
+                self.index.prefetch(self.pool(), operation.hash);
+                table.prefetch_memory(operation.hash);
                 table
             })
             .collect();

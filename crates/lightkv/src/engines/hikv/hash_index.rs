@@ -220,21 +220,14 @@ impl Table {
         (0..=mask).map(move |step| base | ((home + step) & mask))
     }
 
-    /// Fetches what a look-up reads first.
+    /// Fetches what a write reads that the engine has in memory for the hash: its group's lock, and whether lines behind the home line are to be looked at.
     #[inline]
-    pub(crate) fn prefetch(&self, pool: &Pool, hash: u64) {
-        pool.prefetch_read(self.line_offset(hash & self.line_mask), LINE_BYTES);
-    }
-
-    /// The same for a write, with what the engine has in memory for the hash: its group's lock, and whether lines behind the home line are to be looked at.
-    #[inline]
-    pub(crate) fn prefetch_for_write(&self, pool: &Pool, hash: u64) {
-        self.prefetch(pool, hash);
+    pub(crate) fn prefetch_memory(&self, hash: u64) {
         prefetch_of(&self.groups[self.group_of(hash)]);
         prefetch_of(&self.overflow[(hash & self.line_mask) as usize]);
     }
 
-    /// The same, for a look-up that comes after many others.
+    /// Fetches what a look-up reads first that comes after many others.
     #[inline]
     pub(crate) fn prefetch_far(&self, pool: &Pool, hash: u64) {
         pool.prefetch_read_far(self.line_offset(hash & self.line_mask), LINE_BYTES);
@@ -485,11 +478,14 @@ impl<'a, P: EntryMemory> GrowingTable<'a, P> {
 #[derive(Debug)]
 pub(crate) struct Partition {
     table: Atomic<Table>,
+    /// Where that is, for who has no guard yet and asks for a line of it in advance. A hint: it orders nothing, and nobody reads what it leads to.
+    place: std::sync::atomic::AtomicU64,
 }
 
 impl Partition {
     pub(crate) fn new(table: Table) -> Self {
         Self {
+            place: table.place().encode().into(),
             table: Atomic::new(table),
         }
     }
@@ -504,6 +500,8 @@ impl Partition {
 
     /// Puts another table in the place of the present one, whose groups the caller has locked and marked dead.
     pub(crate) fn replace(&self, table: Table, guard: &Guard) {
+        let place = table.place().encode();
+        (self.place).store(place, std::sync::atomic::Ordering::Relaxed);
         let old = self.table.swap(Owned::new(table), Ordering::AcqRel, guard);
         // SAFETY: the old table is unreachable for guards that begin from now on.
         unsafe { destroy_later(guard, old) };
@@ -549,6 +547,16 @@ impl HashIndex {
 
     pub(crate) fn len(&self) -> usize {
         self.partitions.len()
+    }
+
+    /// Fetches the home line of a hash, as far as that can be known without a guard. What is to be done before the line is read takes less time than it does,
+    /// and much of that time is the guard's.
+    #[inline]
+    pub(crate) fn prefetch(&self, pool: &Pool, hash: u64) {
+        let partition = &self.partitions[self.partition_of(hash)];
+        let place = TablePlace::decode(partition.place.load(std::sync::atomic::Ordering::Relaxed));
+        let line = hash & ((1 << place.lines_log2) - 1);
+        pool.prefetch_read(place.offset + line * LINE_BYTES, LINE_BYTES);
     }
 
     /// The table that a hash belongs to.

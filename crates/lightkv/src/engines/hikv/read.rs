@@ -43,12 +43,13 @@ impl Store {
     /// The newest value of a key, or that of a moment that is held.
     #[inline]
     pub(crate) fn get(&self, key: &[u8], at: Option<u64>) -> Result<Option<Value>> {
+        let hash = self.hash(key);
+        self.index.prefetch(self.pool(), hash);
         let guard = crossbeam_epoch::pin();
         // Under the guard: a close that comes now waits for it.
         if self.health.is_closed() {
             return Err(Error::Closed);
         }
-        let hash = self.hash(key);
         let item = match at {
             None => self.present_item(self.index.table(hash, &guard), hash, key, &guard)?,
             Some(moment) => self.item_at(hash, key, moment, &guard)?,
@@ -70,7 +71,7 @@ impl Store {
             let mut hashes = [0; KEYS_AT_ONCE];
             for (key, hash) in keys.iter().zip(&mut hashes) {
                 *hash = self.hash(key);
-                (self.index.table(*hash, &guard)).prefetch(self.pool(), *hash);
+                self.index.prefetch(self.pool(), *hash);
             }
             for &hash in &hashes[..keys.len()] {
                 if let Some(place) = self.likely_place(hash, &guard) {

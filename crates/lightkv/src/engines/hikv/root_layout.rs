@@ -113,6 +113,7 @@ impl TablePlace {
         self.offset | u64::from(self.lines_log2)
     }
 
+    #[inline]
     pub(crate) fn decode(word: u64) -> Self {
         Self {
             offset: word & !LOG2_MASK,

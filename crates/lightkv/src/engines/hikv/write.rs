@@ -94,6 +94,8 @@ impl Store {
         value: Option<&[u8]>,
         options: WriteOptions,
     ) -> Result<()> {
+        let hash = self.hash(key);
+        self.index.prefetch(self.pool(), hash);
         self.health.check()?;
         self.check_sync(options)?;
         check_value(value.map_or(0, <[u8]>::len))?;
@@ -101,16 +103,15 @@ impl Store {
         self.fit_log(key, value, deadline)?;
         let _hand = self.hands.begin();
         match value {
-            Some(value) => self.put(key, value, deadline),
-            None => self.delete(key, deadline),
+            Some(value) => self.put(hash, key, value, deadline),
+            None => self.delete_at(hash, key, deadline),
         }
         // An acknowledged write is durable, so a synced one is, too.
     }
 
-    fn put(&self, key: &[u8], value: &[u8], deadline: Deadline) -> Result<()> {
-        let hash = self.hash(key);
+    fn put(&self, hash: u64, key: &[u8], value: &[u8], deadline: Deadline) -> Result<()> {
         let mut guard = crossbeam_epoch::pin();
-        (self.index.table(hash, &guard)).prefetch_for_write(self.pool(), hash);
+        self.index.table(hash, &guard).prefetch_memory(hash);
         let mut fresh = Fresh::default();
         let len_bytes = item_len(key.len(), value.len());
         let place = match self.allocator.allocate(len_bytes, &mut fresh)? {
@@ -404,16 +405,12 @@ impl Store {
         })
     }
 
-    fn delete(&self, key: &[u8], deadline: Deadline) -> Result<()> {
-        self.delete_at(self.hash(key), key, deadline)
-    }
-
     fn delete_at(&self, hash: u64, key: &[u8], deadline: Deadline) -> Result<()> {
         let guard = crossbeam_epoch::pin();
         let mut manner = self.manner(deadline);
         loop {
             let table = self.index.table(hash, &guard);
-            table.prefetch_for_write(self.pool(), hash);
+            table.prefetch_memory(hash);
             table.prefetch_item(self.pool(), hash);
             let mut group = deadline.lock(table.lock_of(table.group_of(hash)))?;
             if group.is_dead {
