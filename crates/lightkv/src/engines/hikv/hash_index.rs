@@ -549,8 +549,8 @@ impl HashIndex {
         self.partitions.len()
     }
 
-    /// Fetches the home line of a hash, as far as that can be known without a guard. What is to be done before the line is read takes less time than it does,
-    /// and much of that time is the guard's.
+    /// Fetches the home line of a hash, as far as that can be known without a guard: what is done before the line is read, pinning the guard included, takes
+    /// less time than it does.
     #[inline]
     pub(crate) fn prefetch(&self, pool: &Pool, hash: u64) {
         let partition = &self.partitions[self.partition_of(hash)];

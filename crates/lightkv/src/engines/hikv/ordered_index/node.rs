@@ -786,6 +786,20 @@ impl<'g> Node<'g> {
         Ok(image)
     }
 
+    /// A copy of a leaf without the words that no entry uses, if `key` and `free_words` more fit it then, with the same prefix.
+    pub(super) fn compacted(
+        self,
+        shape: Shape,
+        key: &[u8],
+        free_words: usize,
+    ) -> Result<Option<Image>, Restart> {
+        let fits = self.is_leaf
+            && self.has_prefix_of(shape, key)?
+            && shape.words_with(key) - shape.unused_words + free_words <= self.words.len();
+        fits.then(|| self.part(shape, 0..shape.count, self.lines()))
+            .transpose()
+    }
+
     /// Replaces everything but the version.
     pub(super) fn overwrite(self, words: &[u64]) {
         debug_assert_eq!(words.len(), self.words.len());

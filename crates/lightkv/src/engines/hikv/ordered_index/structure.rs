@@ -156,8 +156,13 @@ impl OrderedIndex {
             self.memory.retire(node, locked, access.guard);
             return Ok(());
         }
+        let shape = node.shape()?;
+        if let Some(image) = node.compacted(shape, key, FREE_WORDS_MIN)? {
+            parent.release_unchanged();
+            node.overwrite(&image);
+            return Ok(());
+        }
         if let Some(cut) = cut(node, locked.version(), key, access)? {
-            let shape = node.shape()?;
             let [left, right] = cut.halves;
             let two = || {
                 let left = node.part(shape, left.entries, left.lines)?;
@@ -442,7 +447,6 @@ fn cut<'g>(
     let shape = leaf.shape()?;
     let is_plain = leaf.is_leaf()
         && leaf.lines() == LINES_MAX
-        && shape.unused_words == 0
         && shape.count > 1
         && shape.run.unsigned_abs() < RUN_MIN
         && leaf.has_prefix_of(shape, key)?;

@@ -246,6 +246,23 @@ fn scattered_keys_take_few_bytes_each() {
 }
 
 #[test]
+fn a_leaf_that_removed_keys_fill_does_not_split() {
+    let index = OrderedIndex::new();
+    let at_once = 60;
+    for number in 0..2_000 {
+        if number >= at_once {
+            index.remove(&scattered(number - at_once));
+        }
+        index.insert(&scattered(number), number);
+        let guard = pin();
+        let (root, _) = index.root.node(&guard).unwrap();
+        assert!(root.is_leaf(), "{number}");
+    }
+    let places = (2_000 - at_once..2_000).map(|number| index.get(&scattered(number)));
+    assert!(places.eq((2_000 - at_once..2_000).map(Some)));
+}
+
+#[test]
 fn rising_and_falling_keys_fill_nodes() {
     for falling in [false, true] {
         let index = OrderedIndex::new();
