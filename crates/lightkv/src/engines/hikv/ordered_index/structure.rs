@@ -170,7 +170,8 @@ impl OrderedIndex {
                 let allocate = |image: Image| self.memory.allocate(&image, true);
                 Ok((allocate(left), allocate(right)))
             };
-            return self.split(path, level, &cut.parting, (parent, locked), two, access);
+            let parting = (&cut.parting[..], None);
+            return self.split(path, level, parting, (parent, locked), two, access);
         }
         let mut contents = Contents::default();
         contents.push_node(node, locked.version(), access, None)?;
@@ -200,20 +201,25 @@ impl OrderedIndex {
             let right = self.half(&contents, right, is_leaf, goes_right.then_some(key));
             Ok((left, right))
         };
-        self.split(path, level, parting, (parent, locked), two, access)?;
-        if !is_leaf && let Some(address) = contents.apart(at) {
-            // The parent has a copy of its own.
-            self.memory.retire_apart(address, access.guard);
-        }
-        Ok(())
+        // The key that parts inner nodes is in none of them.
+        let left_out = if is_leaf { None } else { contents.apart(at) };
+        self.split(
+            path,
+            level,
+            (parting, left_out),
+            (parent, locked),
+            two,
+            access,
+        )
     }
 
-    /// Replaces the node at `level` by `two`, if there is room for that in its parent.
+    /// Replaces the node at `level` by `two`, if there is room for that in its parent. `left_out`: where a key is stored apart that
+    /// the two do not have; the parent has a copy of its own.
     fn split<'a, 'g>(
         &'a self,
         path: &Path<'g>,
         level: usize,
-        parting: &[u8],
+        (parting, left_out): (&[u8], Option<u64>),
         (parent, locked): (Parent<'a, 'g>, Locked<'g>),
         two: impl FnOnce() -> Result<(Pointer, Pointer), Restart>,
         access: Access<'g>,
@@ -230,8 +236,11 @@ impl OrderedIndex {
         }
         let (left, right) = two()?;
         self.replace_by_two(parent, left, parting, right)?;
-        self.memory
-            .retire(path.steps[level].node, locked, access.guard);
+        if let Some(address) = left_out {
+            self.memory.retire_apart(address, access.guard);
+        }
+        let node = path.steps[level].node;
+        self.memory.retire(node, locked, access.guard);
         Ok(())
     }
 
