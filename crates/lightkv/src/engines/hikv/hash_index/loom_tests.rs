@@ -15,10 +15,13 @@ use super::super::loom_check::check;
 use super::super::sync::model_fence;
 use super::*;
 
-/// Entries, and items of two words: key and value. A position is the index of an item.
+/// Where the table of twice the lines is: tables begin at pages.
+const SECOND_TABLE: u64 = 4096;
+
+/// Entries of two tables, and items of two words: key and value. A position is the index of an item.
 struct Memory {
     /// Each entry as the index of its content in `contents`: one atomic, as the entry is.
-    entries: Vec<AtomicUsize>,
+    entries: [Vec<AtomicUsize>; 2],
     contents: std::sync::Mutex<Vec<u128>>,
     items: Vec<[AtomicU64; 2]>,
 }
@@ -26,16 +29,18 @@ struct Memory {
 impl Memory {
     fn new(lines: u64) -> Self {
         let free = |_| AtomicUsize::new(0);
+        let entries = |lines: u64| (0..lines * LINE_ENTRIES).map(free).collect();
         let item = |_| [AtomicU64::new(0), AtomicU64::new(0)];
         Self {
-            entries: (0..lines * LINE_ENTRIES).map(free).collect(),
+            entries: [entries(lines), entries(2 * lines)],
             contents: std::sync::Mutex::new(vec![Entry::FREE]),
             items: (0..12).map(item).collect(),
         }
     }
 
     fn entry(&self, offset: u64) -> &AtomicUsize {
-        &self.entries[(offset / ENTRY_BYTES) as usize]
+        let table = &self.entries[(offset / SECOND_TABLE) as usize];
+        &table[(offset % SECOND_TABLE / ENTRY_BYTES) as usize]
     }
 
     /// Relaxed, as plain stores are: entries order them.
@@ -107,7 +112,7 @@ impl Shared {
     fn new(lines_log2: u32) -> Self {
         let lines = 1 << lines_log2;
         Self {
-            memory: Memory::new(3 * lines),
+            memory: Memory::new(lines),
             partition: Partition::new(Table::new(run(0, lines), lines_log2)),
         }
     }
@@ -168,7 +173,7 @@ impl Shared {
         let guard = crossbeam_epoch::pin();
         let table = self.partition.table(&guard);
         let lines = table.line_mask + 1;
-        let place = run(lines * LINE_BYTES, 2 * lines);
+        let place = run(SECOND_TABLE, 2 * lines);
         let mut growing = GrowingTable::new(&self.memory, place, table.lines_log2() + 1);
         for entry in table.group_entries(0) {
             let entry = Entry::decode(self.memory.load_u128(entry));
