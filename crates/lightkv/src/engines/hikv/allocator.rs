@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_epoch::Guard;
 use crossbeam_utils::CachePadded;
-use lightkv_memory::thread_number;
+use lightkv_memory::{prefetch_of, thread_number};
 use lightkv_pmem::{Arena, PmemError, Pool, Run, prefetch_store};
 use parking_lot::{Mutex, RwLock};
 
@@ -150,13 +150,18 @@ impl PageTable {
     /// The class of the slab that an offset belongs to.
     #[inline]
     fn class(&self, offset: u64) -> Option<u32> {
-        let page = usize::try_from(offset / UNIT_BYTES).ok()?;
-        let part = self.parts.get(page / PAGES_PER_PART)?.get()?;
-        match part.classes[page % PAGES_PER_PART].load(Ordering::Relaxed) {
+        match self.class_word(offset)?.load(Ordering::Relaxed) {
             0 => None,
             LARGE_PAGE => Some(LARGE),
             class => Some(u32::from(class) - 1),
         }
+    }
+
+    #[inline]
+    fn class_word(&self, offset: u64) -> Option<&AtomicU8> {
+        let page = usize::try_from(offset / UNIT_BYTES).ok()?;
+        let part = self.parts.get(page / PAGES_PER_PART)?.get()?;
+        Some(&part.classes[page % PAGES_PER_PART])
     }
 }
 
@@ -617,6 +622,14 @@ impl Allocator {
                     self.release(&mut state);
                 }
             }
+        }
+    }
+
+    /// Fetches what [`Allocator::retire`] reads of a place: a line of its own for each 256 KiB of the pool.
+    #[inline]
+    pub(crate) fn prefetch_place(&self, place: u64) {
+        if let Some(class) = self.pages.class_word(place) {
+            prefetch_of(class);
         }
     }
 

@@ -153,7 +153,7 @@ impl Store {
         loop {
             let table = self.index.table(hash, &guard);
             if manner.looks_first {
-                table.prefetch_item(self.pool(), hash);
+                self.prefetch_old(table, hash);
             }
             match self.try_put(table, hash, key, value, place, manner, &guard)? {
                 Attempt::Done => return Ok(()),
@@ -236,7 +236,7 @@ impl Store {
         };
         match &old {
             // Its key is compared behind the fence.
-            Some(old) => self.pool().prefetch_read(old.position, LINE_BYTES),
+            Some(old) => self.prefetch_item(old.position),
             // A scan that meets the key already finds no entry, as of a key that was deleted, and its moment is before this write.
             None => self.note(self.keys.insert(key, hash, place)),
         }
@@ -271,6 +271,21 @@ impl Store {
             self.allocator.retire(old.position, guard);
         }
         Ok(Attempt::Done)
+    }
+
+    /// Fetches what a write reads of the item that it replaces or deletes, if the entry is in the home line of the hash.
+    #[inline]
+    fn prefetch_old(&self, table: &Table, hash: u64) {
+        if let Some(position) = table.position_in_home_line(self.pool(), hash) {
+            self.prefetch_item(position);
+        }
+    }
+
+    /// The same, of an item: its beginning, and what the allocator is asked when it is left.
+    #[inline]
+    fn prefetch_item(&self, position: u64) {
+        self.pool().prefetch_read(position, LINE_BYTES);
+        self.allocator.prefetch_place(position);
     }
 
     /// How the first attempt of a write goes about it.
@@ -411,7 +426,7 @@ impl Store {
         loop {
             let table = self.index.table(hash, &guard);
             table.prefetch_memory(hash);
-            table.prefetch_item(self.pool(), hash);
+            self.prefetch_old(table, hash);
             let mut group = deadline.lock(table.lock_of(table.group_of(hash)))?;
             if group.is_dead {
                 continue;
