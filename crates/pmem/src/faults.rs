@@ -1,10 +1,11 @@
-//! Which calls to the system on behalf of a pool fail, and how. For tests: without a plan each call asks once.
+//! Which calls to the system on behalf of a pool fail, and how, and which take long. For tests: without a plan each call asks once.
 //!
 //! Stores, flushes and fences are instructions and cannot fail. A page that the medium cannot read ends the process by a
 //! signal, which is a kill.
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -79,6 +80,7 @@ pub struct PoolFault {
 struct State {
     calls: [u64; PoolCall::ALL.len()],
     fault: Option<PoolFault>,
+    delay: Option<(PoolCall, Duration)>,
 }
 
 /// Counts the calls of the pools that share it, and fails them as planned.
@@ -96,6 +98,11 @@ impl PoolFaults {
         };
     }
 
+    /// Has each such call take so much longer, until the next plan.
+    pub fn slow_down(&self, call: PoolCall, delay: Duration) {
+        self.state.lock().delay = Some((call, delay));
+    }
+
     /// How often a call was made since the last plan.
     pub fn calls(&self, call: PoolCall) -> u64 {
         self.state.lock().calls[call as usize]
@@ -103,6 +110,10 @@ impl PoolFaults {
 
     /// Called before each call; its error takes the place of the call's.
     pub(crate) fn check(&self, call: PoolCall) -> io::Result<()> {
+        let delay = self.state.lock().delay;
+        if let Some((_, delay)) = delay.filter(|(slow, _)| *slow == call) {
+            std::thread::sleep(delay);
+        }
         let mut state = self.state.lock();
         let before = state.calls[call as usize];
         state.calls[call as usize] += 1;

@@ -53,6 +53,7 @@ mod allocator;
 mod counters;
 mod emulated;
 mod error;
+mod extent_pace;
 mod faults;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

@@ -127,7 +127,8 @@ pub struct PoolOptions {
     /// even if they are more.
     pub max_bytes: u64,
     /// Size of an extent, in bytes, rounded down to 4 KiB. Multiples of 2 MiB let the kernel map
-    /// large pages. It is reduced where `max_bytes` could not hold one extent per arena.
+    /// large pages. It is reduced where `max_bytes` could not hold one extent per arena. On tmpfs the
+    /// pool grows by less, 4 MiB or a 512th of what it has, where an extent takes longer than 8 ms.
     pub extent_bytes: u64,
     /// Unit of [`Arena::Segments`], in bytes: a multiple of 64, or 0 if the arena is not used.
     /// On open, extents that exist keep their own.

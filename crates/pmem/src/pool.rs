@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 use parking_lot::{Mutex, RwLock};
 
@@ -12,6 +13,7 @@ use crate::allocator::{
 use crate::counters::Counters;
 use crate::emulated::EmulatedBacking;
 use crate::error::{PmemError, Result};
+use crate::extent_pace::ExtentPace;
 use crate::faults::{PoolCall, PoolFaults};
 use crate::inspection::{SoundExtent, check_extents, find_in_backing, find_in_directory};
 use crate::large_pages::{LargePages, PageAdvice, large_page_offsets, thread_time};
@@ -79,6 +81,7 @@ enum Source {
 struct Growth {
     source: Source,
     extent_count: u32,
+    pace: ExtentPace,
 }
 
 /// A pool of persistent memory (or of something that stands in for it).
@@ -285,6 +288,7 @@ impl Pool {
             growth: Mutex::new(Growth {
                 source,
                 extent_count: 0,
+                pace: ExtentPace::new(extent_bytes),
             }),
             files,
             kind,
@@ -543,14 +547,9 @@ impl Pool {
         let pool_offset = self.mapped_bytes.load(Ordering::Relaxed);
         let left = (self.max_bytes - pool_offset) & !4095;
         let needed = ExtentGeometry::bytes_for(u64::from(units), unit_bytes);
-        let alignment = if self.extent_bytes.is_multiple_of(LARGE_PAGE_BYTES) {
-            LARGE_PAGE_BYTES
-        } else {
-            4096
-        };
         let extent_bytes = needed
-            .next_multiple_of(alignment)
-            .max(self.extent_bytes)
+            .next_multiple_of(growth.pace.alignment())
+            .max(growth.pace.next_bytes())
             .min(left);
         if extent_bytes < needed {
             return Ok(false);
@@ -560,6 +559,7 @@ impl Pool {
         let Some(header) = header.filter(|header| header.unit_count >= units) else {
             return Ok(false);
         };
+        let started = Instant::now();
         let path = map_new_extent(
             &mut growth,
             &self.mapping,
@@ -567,6 +567,10 @@ impl Pool {
             &self.faults,
             &header,
         )?;
+        if self.kind == SourceKind::MemoryFile {
+            let time = started.elapsed();
+            growth.pace.took(extent_bytes, time, pool_offset);
+        }
         // Release: whoever sees the new end also sees the mapping.
         self.mapped_bytes
             .store(pool_offset + extent_bytes, Ordering::Release);

@@ -4,8 +4,9 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use lightkv_pmem::{Arena, Granularity, PmemError, Pool, Run, SourceKind};
+use lightkv_pmem::{Arena, Granularity, PmemError, Pool, PoolCall, Run, SourceKind};
 use tempfile::TempDir;
 
 use crate::{in_directory, read};
@@ -211,6 +212,53 @@ fn an_extent_whose_creation_was_interrupted_is_created_anew() {
     fs::write(extent(directory.path(), 0), vec![0; 4096]).unwrap();
     let pool = Pool::open(in_directory(directory.path())).unwrap();
     assert!(pool.allocate(Arena::Segments, 1, 0).unwrap().is_some());
+}
+
+/// What a directory is, and lengths of extents behind the first where each takes 40 ms.
+fn lengths_of_slow_extents(directory: &Path) -> (SourceKind, Vec<u64>) {
+    const EXTENT_BYTES: u64 = 16 << 20;
+    let mut options = in_directory(directory);
+    options.extent_bytes = EXTENT_BYTES;
+    options.max_bytes = 5 * EXTENT_BYTES;
+    let pool = Pool::create(options.clone()).unwrap();
+    options
+        .faults
+        .slow_down(PoolCall::Create, Duration::from_millis(40));
+    let mut lengths = Vec::new();
+    let mut runs = Vec::new();
+    while lengths.len() < 3 {
+        let size_bytes = pool.size_bytes();
+        let run = pool.allocate(Arena::Segments, 16, 0).unwrap().unwrap();
+        pool.store_u64(run.offset, run.offset);
+        runs.push(run);
+        if pool.size_bytes() > size_bytes {
+            lengths.push(pool.size_bytes() - size_bytes);
+        }
+    }
+    pool.fence();
+    drop(pool);
+    options.faults.plan(None);
+    let pool = Pool::open(options).unwrap();
+    assert_eq!(pool.runs(Arena::Segments).len(), runs.len());
+    for run in runs {
+        assert_eq!(pool.load_u64(run.offset), run.offset);
+    }
+    (pool.source_kind(), lengths)
+}
+
+#[test]
+fn extents_on_tmpfs_are_shorter_where_they_take_long() {
+    let Ok(directory) = tempfile::tempdir_in("/dev/shm") else {
+        return;
+    };
+    // How long the first takes nobody knows before.
+    let shorter = vec![16 << 20, 4 << 20, 4 << 20];
+    let found = lengths_of_slow_extents(directory.path());
+    assert_eq!(found, (SourceKind::MemoryFile, shorter));
+    // Elsewhere each costs syncs, however short it is.
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (kind, lengths) = lengths_of_slow_extents(directory.path());
+    assert!(kind == SourceKind::MemoryFile || lengths == [16 << 20; 3]);
 }
 
 #[test]
