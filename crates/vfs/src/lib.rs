@@ -152,6 +152,10 @@ pub trait VfsFile: Debug + Send + Sync {
     fn alignment_bytes(&self) -> usize {
         1
     }
+    /// Whether a read is a copy of memory and waits for no device, whatever was read before: nothing is gained by beginning one before it is needed.
+    fn is_in_memory(&self) -> bool {
+        false
+    }
     /// The descriptor for reads of whole units, if the file is one of the operating system.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None

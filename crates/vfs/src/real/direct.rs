@@ -1,7 +1,7 @@
 //! Reads and writes of whole units past the page cache.
 //!
 //! A unit is what the file system says (`statx`, since Linux 6.1), or else 4 KiB, which every device can.
-//! Where a file system refuses `O_DIRECT`, or accepts it and fails later, the page cache serves.
+//! Where a file system refuses `O_DIRECT`, accepts it and fails later, or has nothing but the page cache, that serves.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 use rustix::io::Errno;
 
+use super::is_in_memory;
 use crate::ALIGNMENT_BYTES_MAX;
 
 /// How a file is read and written past the page cache.
@@ -61,6 +62,10 @@ fn is_refused(error: &io::Error) -> bool {
 
 impl DirectAccess {
     fn new(file: &File, second: Option<File>) -> Option<Self> {
+        if is_in_memory(file) {
+            // The page cache is all there is.
+            return None;
+        }
         let (unit_bytes, memory_unit_bytes) = units(file)?;
         Some(Self {
             second,
