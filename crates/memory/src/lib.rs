@@ -19,12 +19,14 @@
 //! a mapping of their own. [`ByteArena::mapped_bytes`] is what the system has given, not an estimate.
 //! A chunk whose strings are gone, and that was given up ([`ByteArena::give_up`]), goes back to the system.
 //!
-//! Also what threads do beside each other: counters that no two of them store to one line of memory for ([`Striped`]), and offers of the processor ([`offer_processor`]).
+//! Also what threads do beside each other: counters that no two of them store to one line of memory for ([`Striped`]), and offers of the processor ([`offer_processor`]);
+//! and which files are memory ([`is_memory_file`]).
 
 mod arena;
 mod fault_in;
 mod mapped_vec;
 mod mapping;
+mod memory_file;
 mod offer_processor;
 mod shared_bytes;
 mod striped;
@@ -34,6 +36,7 @@ mod zeroed_slice;
 pub use arena::ByteArena;
 pub use fault_in::{fault_in, fault_in_by_turns};
 pub use mapped_vec::MappedVec;
+pub use memory_file::is_memory_file;
 pub use offer_processor::offer_processor;
 pub use shared_bytes::{
     COPY_AHEAD_BYTES, SharedBytes, prefetch, prefetch_for_copy, prefetch_lines_at, prefetch_of,

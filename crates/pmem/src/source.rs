@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use lightkv_memory::is_memory_file;
 use parking_lot::Mutex;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -377,13 +378,10 @@ fn classify(file: &File, path: &Path) -> Result<(SourceKind, Granularity)> {
         };
         return Ok((SourceKind::Dax, granularity));
     }
-    const TMPFS_MAGIC: u64 = 0x0102_1994;
-    const RAMFS_MAGIC: u64 = 0x8584_58f6;
-    let stat = rustix::fs::fstatfs(file).map_err(|error| PmemError::io(path, "statfs", error))?;
-    // The magic numbers have 32 bits; the type of the field differs between platforms.
-    let kind = match stat.f_type as u64 & 0xffff_ffff {
-        TMPFS_MAGIC | RAMFS_MAGIC => SourceKind::MemoryFile,
-        _ => SourceKind::File,
+    let is_memory = is_memory_file(file).map_err(|error| PmemError::io(path, "statfs", error))?;
+    let kind = match is_memory {
+        true => SourceKind::MemoryFile,
+        false => SourceKind::File,
     };
     Ok((kind, Granularity::Page))
 }

@@ -15,6 +15,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use lightkv_memory::is_memory_file;
 use rustix::fs::{Advice, AtFlags, FallocateFlags, FlockOperation, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
@@ -49,7 +50,7 @@ impl Vfs for RealVfs {
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn VfsFile>> {
         let file = with_kept_descriptors(|| open_options(mode).open(path))?;
         Ok(Arc::new(RealFile {
-            is_in_memory: is_in_memory(&file),
+            is_in_memory: is_memory_file(&file).unwrap_or(false),
             file,
             direct: None,
             path: path.to_path_buf(),
@@ -83,7 +84,7 @@ impl Vfs for RealVfs {
             (file, direct)
         };
         Ok(Arc::new(RealFile {
-            is_in_memory: is_in_memory(&file),
+            is_in_memory: direct.is_none() && is_memory_file(&file).unwrap_or(false),
             file,
             direct,
             path: path.to_path_buf(),
@@ -91,7 +92,7 @@ impl Vfs for RealVfs {
     }
 
     fn start_reads(&self, requests: Vec<ReadRequest>) -> Box<dyn PendingReads> {
-        // The kernel hands them to threads of its own, which have to be woken, and the caller then: ten times what the copy takes.
+        // The kernel would hand them to threads of its own. To wake one, and then the caller, takes longer than the copy.
         if requests.iter().all(|request| request.file.is_in_memory()) {
             return Box::new(DeferredReads(requests));
         }
@@ -416,15 +417,6 @@ impl VfsFile for RealFile {
     }
 }
 
-/// Whether a file's file system has nothing but the page cache.
-fn is_in_memory(file: &File) -> bool {
-    const TMPFS_MAGIC: u64 = 0x0102_1994;
-    const RAMFS_MAGIC: u64 = 0x8584_58f6;
-    // The magic numbers have 32 bits; the type of the field differs between platforms.
-    let kind = rustix::fs::fstatfs(file).map(|known| known.f_type as u64 & 0xffff_ffff);
-    kind.is_ok_and(|kind| [TMPFS_MAGIC, RAMFS_MAGIC].contains(&kind))
-}
-
 /// Whether the file system, not the request, is why a call failed.
 fn is_unsupported(error: &io::Error) -> bool {
     [Errno::OPNOTSUPP, Errno::NOSYS]
@@ -610,7 +602,8 @@ mod tests {
             buffer: AlignedBuffer::new(),
         };
         let reads = RealVfs.start_reads(vec![request]);
-        // What is stored before they are waited for is read.
+        // What is stored before they are waited for is read; by then reads that were begun are done.
+        std::thread::sleep(Duration::from_millis(50));
         written.write_all_at(&[8; 50], 100).unwrap();
         let FinishedRead { buffer, range } = reads.wait().pop().unwrap();
         assert_eq!(buffer[range.unwrap()], [8; 50]);

@@ -11,7 +11,8 @@ use lightkv_pmem::{Arena, PmemError, Pool, PoolOptions, SourceKind, SourceReques
 use crate::files::SmallMedium;
 use crate::in_directory;
 
-const EXTENT_BYTES: u64 = 8 << 20;
+/// No shorter ones are made, however long they take.
+const EXTENT_BYTES: u64 = 4 << 20;
 const LARGE_PAGE_BYTES: u64 = 2 << 20;
 
 fn options(directory: &Path, max_bytes: u64) -> PoolOptions {
@@ -122,12 +123,9 @@ fn every_block_of_an_extent_is_allocated() {
         .map(|file| file.unwrap().metadata().unwrap())
         .map(|file| (file.len(), file.blocks() * 512))
         .collect();
-    let all_bytes: u64 = sizes.iter().map(|(len_bytes, _)| len_bytes).sum();
-    assert!(all_bytes >= 14 * EXTENT_BYTES && all_bytes == pool.size_bytes());
+    assert!(sizes.len() >= 14);
     for (len_bytes, allocated_bytes) in sizes {
-        assert_eq!(len_bytes, allocated_bytes);
-        // Where they take long, extents are shorter.
-        assert!(len_bytes <= EXTENT_BYTES && len_bytes.is_multiple_of(LARGE_PAGE_BYTES));
+        assert_eq!((len_bytes, allocated_bytes), (EXTENT_BYTES, EXTENT_BYTES));
     }
 }
 
@@ -154,7 +152,7 @@ fn pages_of_a_pool_that_is_opened_again_become_large() {
 /// There is room for two extents and a half.
 #[test]
 fn a_full_medium_is_a_typed_error_with_large_pages_too() {
-    let Some(medium) = SmallMedium::mount("20m") else {
+    let Some(medium) = SmallMedium::mount("10m") else {
         eprintln!("skipped: mounting a tmpfs is not permitted here");
         return;
     };
@@ -168,16 +166,8 @@ fn a_full_medium_is_a_typed_error_with_large_pages_too() {
     for run in &runs {
         assert_eq!(crate::read(&pool, run.offset, 4096), [0xff; 4096]);
     }
-    let files = fs::read_dir(medium.path()).unwrap();
-    let bytes: u64 = files
-        .map(|file| file.unwrap().metadata().unwrap().len())
-        .sum();
-    assert_eq!(
-        bytes,
-        pool.size_bytes(),
-        "what there was no room for is gone"
-    );
-    assert!(bytes >= 2 * EXTENT_BYTES);
+    let files = fs::read_dir(medium.path()).unwrap().count();
+    assert_eq!(files, 2, "what there was no room for is gone");
 }
 
 /// Elsewhere there is nothing to do.

@@ -9,10 +9,10 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use lightkv_memory::is_memory_file;
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 use rustix::io::Errno;
 
-use super::is_in_memory;
 use crate::ALIGNMENT_BYTES_MAX;
 
 /// How a file is read and written past the page cache.
@@ -62,7 +62,7 @@ fn is_refused(error: &io::Error) -> bool {
 
 impl DirectAccess {
     fn new(file: &File, second: Option<File>) -> Option<Self> {
-        if is_in_memory(file) {
+        if is_memory_file(file).unwrap_or(false) {
             // The page cache is all there is.
             return None;
         }

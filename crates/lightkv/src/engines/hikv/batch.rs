@@ -261,7 +261,7 @@ impl Store {
         let mut taken: Vec<Vec<Slot>> = vec![Vec::new(); locked.groups.len()];
         for (at, operation) in operations.iter().enumerate() {
             if let Some(ahead) = operations.get(at + ITEMS_AHEAD) {
-                locked.tables[at + ITEMS_AHEAD].prefetch_item(self.pool(), ahead.hash);
+                self.prefetch_old(locked.tables[at + ITEMS_AHEAD], ahead.hash);
             }
             let (table, group) = (locked.tables[at], locked.group_of[at]);
             let found = self.find(table, operation.hash, operation.key)?;

@@ -242,14 +242,6 @@ impl Table {
         (bits != 0).then(|| words[2 * bits.trailing_zeros() as usize % words.len() + 1])
     }
 
-    /// Fetches the beginning of the item that [`Table::position_in_home_line`] says.
-    #[inline]
-    pub(crate) fn prefetch_item(&self, pool: &Pool, hash: u64) {
-        if let Some(position) = self.position_in_home_line(pool, hash) {
-            pool.prefetch_read(position, LINE_BYTES);
-        }
-    }
-
     /// The one entry with that hash in its home line: its slot and the position of its item. `None` if there are none or several, which
     /// says nothing about the lines behind. The group is locked.
     #[inline]

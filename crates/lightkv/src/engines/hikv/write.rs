@@ -275,7 +275,7 @@ impl Store {
 
     /// Fetches what a write reads of the item that it replaces or deletes, if the entry is in the home line of the hash.
     #[inline]
-    fn prefetch_old(&self, table: &Table, hash: u64) {
+    pub(crate) fn prefetch_old(&self, table: &Table, hash: u64) {
         if let Some(position) = table.position_in_home_line(self.pool(), hash) {
             self.prefetch_item(position);
         }
