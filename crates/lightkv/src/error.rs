@@ -1,5 +1,6 @@
 //! Everything that can go wrong, with what to do about it.
 
+use std::any::Any;
 use std::io;
 use std::path::PathBuf;
 
@@ -219,6 +220,17 @@ impl From<Shortage> for Error {
                 source: io::Error::from_raw_os_error(errno),
             },
         }
+    }
+}
+
+/// What a panic of a background thread is to everybody else. Only its message tells where to look, and standard error, where
+/// it has been printed, may be gone.
+pub(crate) fn of_panic(panic: &(dyn Any + Send)) -> Error {
+    let message = (panic.downcast_ref::<&str>().copied())
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("without a message");
+    Error::Poisoned {
+        reason: format!("a background thread panicked, which is a bug: {message}"),
     }
 }
 

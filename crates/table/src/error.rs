@@ -98,6 +98,16 @@ impl TableError {
         }
     }
 
+    /// The same for a table that could not be opened. It is there until who reads it lets go of it, so one that is not was
+    /// removed by somebody else: data is lost, which no second try brings back.
+    pub(crate) fn from_open(path: &Path, source: io::Error) -> Self {
+        if source.kind() == io::ErrorKind::NotFound {
+            Self::corruption(path, 0, "the table is missing")
+        } else {
+            Self::from_io(path, "open", 0, source)
+        }
+    }
+
     /// Whether the process may have no more open files.
     pub(crate) fn is_out_of_descriptors(&self) -> bool {
         matches!(self, Self::Io { source, .. } if is_out_of_descriptors(source))

@@ -156,7 +156,7 @@ impl Opening {
             .acquire(&handle, without, || {
                 vfs.open_direct(&table.path, OpenMode::Read)
             })
-            .map_err(|error| TableError::from_io(&table.path, "open", 0, error))?;
+            .map_err(|error| TableError::from_open(&table.path, error))?;
         let file_len = file.len_bytes().map_err(|error| {
             shared.handles.release(&handle);
             TableError::from_io(&table.path, "get the length of", 0, error)

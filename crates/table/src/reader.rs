@@ -631,7 +631,7 @@ impl TableReader {
             .acquire(&self.handle, without, || {
                 self.vfs.open_direct(&self.path, OpenMode::Read)
             })
-            .map_err(|error| TableError::from_io(&self.path, "open", 0, error))
+            .map_err(|error| TableError::from_open(&self.path, error))
     }
 
     /// Reads part of the file, uncounted.

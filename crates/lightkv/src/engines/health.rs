@@ -42,7 +42,12 @@ impl Health {
     /// No later write is acknowledged; the first reason stays.
     pub(crate) fn poison(&self, error: &Error) {
         tracing::error!(%error, "the store takes no more writes");
-        let _ = self.poison.set(error.to_string());
+        let reason = match error {
+            // It says already what `explain` will.
+            Error::Poisoned { reason } => reason.clone(),
+            error => error.to_string(),
+        };
+        let _ = self.poison.set(reason);
         self.troubled.store(true, Ordering::Release);
     }
 

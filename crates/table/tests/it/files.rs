@@ -305,13 +305,11 @@ fn foreign_and_swapped_files_are_refused() {
     let no_file = vfs.open(Path::new("store/none"), lightkv_vfs::OpenMode::Read);
     assert!(no_file.is_err());
     let error = TableReader::open(vfs, "store/none", 1, options(), None, shared()).unwrap_err();
-    assert!(matches!(
-        error,
-        TableError::Io {
-            operation: "open",
-            ..
-        }
-    ));
+    let is_of_it = |file: &Path| file == Path::new("store/none");
+    assert!(
+        matches!(&error, TableError::Corruption { file, message, .. } if is_of_it(file) && message.contains("missing")),
+        "{error}"
+    );
 }
 
 #[test]

@@ -60,6 +60,8 @@ pub enum FaultKind {
     NotFound,
     /// EMFILE: the process may have no more open files. The call has no effect.
     NoDescriptors,
+    /// The call panics and has no effect, as if the thread had met a bug of the caller there.
+    Panic,
 }
 
 /// A planned failure; see [`MemoryVfs::inject`](crate::MemoryVfs::inject).
@@ -145,6 +147,7 @@ impl FaultKind {
     pub(super) fn to_error(self) -> io::Error {
         match self {
             FaultKind::NoSpace => storage_full(),
+            FaultKind::Panic => panic!("an injected panic"),
             FaultKind::NotFound => {
                 io::Error::from_raw_os_error(rustix::io::Errno::NOENT.raw_os_error())
             }

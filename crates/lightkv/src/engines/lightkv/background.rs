@@ -16,7 +16,7 @@ use super::readers::{collect_garbage, settle_garbage};
 use super::store::Store;
 use super::table_set::NewRecords;
 use crate::engines::scheduling::{lower_priority, work_in_batches};
-use crate::error::Shortage;
+use crate::error::{self, Shortage};
 use crate::{Error, Result};
 
 /// Threads that flush. Two, so that one sorts while the other waits for a sync.
@@ -601,11 +601,7 @@ impl Background {
                 Ok(())
             }
         }))
-        .unwrap_or_else(|_| {
-            Err(Error::Poisoned {
-                reason: "a background thread panicked".into(),
-            })
-        });
+        .unwrap_or_else(|panic| Err(error::of_panic(&*panic)));
         drop(occupied);
         let is_done = result.is_ok();
         // By a thread of low priority.

@@ -209,6 +209,10 @@ enum Outcome {
 /// Checks that an error is one that damage may cause, and names the file or a place around it.
 fn check_error(error: &Error, media: &Media, path: &Path) -> std::result::Result<(), String> {
     let named = match error {
+        // What is gone is damage, and there is nothing to try again.
+        Error::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+            return Err(format!("does not say that something is missing: {error}"));
+        }
         Error::Corruption { file, .. } | Error::NewerVersion { file, .. } => file,
         Error::Foreign { path, .. } | Error::Io { path, .. } => path,
         // A store without CURRENT or without a pool says which directory is meant.

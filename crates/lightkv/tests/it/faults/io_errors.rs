@@ -247,6 +247,36 @@ fn a_failed_table_write_poisons_the_store_and_loses_nothing() {
 }
 
 #[test]
+fn a_panic_in_the_background_poisons_the_store_and_loses_nothing() {
+    let panic_at = |operation, after_calls| Fault {
+        operation,
+        kind: FaultKind::Panic,
+        after_calls,
+        permanent: false,
+        path_contains: Some("/tables/".into()),
+    };
+    for operation in [Operation::Write, Operation::SyncData] {
+        for after_calls in [0, 4] {
+            let context = format!("panic of {operation:?} after {after_calls}");
+            let fault = panic_at(operation, after_calls);
+            assert!(run(&fault, &context), "{context}: nobody was told");
+        }
+    }
+    let vfs = MemoryVfs::new();
+    let db = open_memory(&vfs).unwrap();
+    fill(&db, &mut Model::new(), 0..300, 0);
+    vfs.inject(panic_at(Operation::Write, 0));
+    for error in [db.flush(), db.put("key", "value"), db.close()] {
+        let error = error.unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "the store takes no writes since an earlier failure (a background thread panicked, which is a bug: \
+             an injected panic); mend the cause and reopen it"
+        );
+    }
+}
+
+#[test]
 fn a_failed_sync_is_never_retried() {
     let places = ["/tables/", "/journal/", "MANIFEST", "/values/"];
     let failed = run_all(&[Operation::SyncData], &places, &[FaultKind::Io]);
