@@ -528,6 +528,8 @@ pub(crate) fn read_large_value(context: &TableContext, reference: &[u8]) -> Resu
 
 #[cfg(all(test, not(loom)))]
 pub(crate) mod tests {
+    use std::ops::Deref;
+
     use super::*;
     use lightkv_table::{EntryKind, TableWriter};
     use lightkv_vfs::{MemoryVfs, OpenMode};
@@ -557,12 +559,29 @@ pub(crate) mod tests {
         })
     }
 
+    /// The context of a store that goes away at the end of a test.
+    pub(crate) struct ClosedContext(Arc<TableContext>);
+
+    impl Deref for ClosedContext {
+        type Target = Arc<TableContext>;
+
+        fn deref(&self) -> &Arc<TableContext> {
+            &self.0
+        }
+    }
+
+    impl Drop for ClosedContext {
+        fn drop(&mut self) {
+            self.0.forget_all();
+        }
+    }
+
     /// Tables of a hundred records each, in one block.
-    pub(crate) fn tables(count: u64, cache_bytes: u64) -> (Arc<TableContext>, Vec<Arc<Table>>) {
+    pub(crate) fn tables(count: u64, cache_bytes: u64) -> (ClosedContext, Vec<Arc<Table>>) {
         let vfs = MemoryVfs::new();
         let store = Path::new(STORE);
         vfs.create_directory(&store.join("tables")).unwrap();
-        let context = context(vfs, store, cache_bytes);
+        let context = ClosedContext(context(vfs, store, cache_bytes));
         for number in 1..=count {
             let (vfs, path) = (context.vfs.clone(), table_path(store, number));
             let mut writer = TableWriter::create(vfs, path, number, context.options).unwrap();
@@ -578,7 +597,7 @@ pub(crate) mod tests {
     }
 
     /// Ten of them, and one without a file.
-    pub(crate) fn tables_and_one_without_a_file() -> (Arc<TableContext>, Vec<Arc<Table>>) {
+    pub(crate) fn tables_and_one_without_a_file() -> (ClosedContext, Vec<Arc<Table>>) {
         let (context, mut tables) = tables(10, 0);
         tables.push(registered(&context, 11));
         (context, tables)
