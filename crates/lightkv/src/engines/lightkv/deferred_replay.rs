@@ -161,27 +161,70 @@ impl Store {
 mod tests {
     use std::path::Path;
 
-    use lightkv_vfs::{MemoryVfs, Vfs};
+    use lightkv_vfs::MemoryVfs;
 
+    use super::super::partition::Partition;
     use super::*;
+    use crate::db::KeyRange;
     use crate::{Options, Tuning, WriteOptions};
 
-    fn open(vfs: &MemoryVfs) -> Arc<Store> {
-        let tuning = Tuning {
+    fn small() -> Tuning {
+        Tuning {
             buffer_bytes: Some(1 << 20),
             journal_file_bytes: Some(16 << 10),
             ..Tuning::default()
-        };
+        }
+    }
+
+    /// Without anybody who works in the background.
+    fn open(vfs: &MemoryVfs, tuning: Tuning) -> Arc<Store> {
         let options = Options::new().vfs(Arc::new(vfs.clone())).tuning(tuning);
-        let store = recovery::open(Path::new("/store"), &options).unwrap();
+        recovery::open(Path::new("/store"), &options).unwrap()
+    }
+
+    /// Background work is done by who waits for it.
+    fn open_inline(vfs: &MemoryVfs, tuning: Tuning) -> Arc<Store> {
+        let store = open(vfs, tuning);
         store.background.start_inline(&store);
         store
     }
 
-    fn number_of_indexes(vfs: &MemoryVfs) -> usize {
-        let entries = vfs.list(Path::new("/store/journal")).unwrap();
-        let names = entries.iter().map(|entry| &entry.name);
-        names.filter(|name| name.ends_with(".index")).count()
+    fn write(store: &Store, key: &[u8], value: Option<&[u8]>) {
+        store.write_one(key, value, WriteOptions::new()).unwrap();
+    }
+
+    #[track_caller]
+    fn assert_value(store: &Store, key: &[u8], value: Option<&[u8]>) {
+        let found = store.get(key, u64::MAX).unwrap();
+        assert_eq!(found.as_deref(), value);
+    }
+
+    /// Writes another key until an open leaves the records of `key` for later, and gives what is left of the store then.
+    fn killed_with(
+        store: &Store,
+        vfs: &MemoryVfs,
+        key: &[u8],
+        other: &[u8],
+        tuning: &Tuning,
+    ) -> MemoryVfs {
+        for _ in 0..100 {
+            for _ in 0..50 {
+                write(store, other, Some(&[1; 200]));
+            }
+            // Each open changes its files.
+            let killed = vfs.kill_image();
+            if is_left(&open(&killed.kill_image(), tuning.clone()), key) {
+                return killed;
+            }
+        }
+        panic!("nothing is left for later");
+    }
+
+    /// Whether a record of the key is still to be replayed.
+    fn is_left(store: &Store, key: &[u8]) -> bool {
+        let (_, signature) = store.hash(key);
+        let history = store.deferred_replay.history();
+        history.is_some_and(|history| history.positions_of(signature).next().is_some())
     }
 
     /// A get that has read a record of the journal may be held up until all is replayed, and the key deleted: the tombstone has given up its
@@ -189,26 +232,95 @@ mod tests {
     #[test]
     fn who_comes_too_late_with_a_record_restores_nothing() {
         let vfs = MemoryVfs::new();
-        let store = open(&vfs);
-        let write = |store: &Store, key: &[u8], value: Option<&[u8]>| {
-            store.write_one(key, value, WriteOptions::new()).unwrap();
-        };
+        let store = open_inline(&vfs, small());
         write(&store, b"key", Some(b"old"));
-        while number_of_indexes(&vfs) < 3 {
-            write(&store, b"other", Some(&[1; 200]));
-        }
-        let store = open(&vfs.kill_image());
+        let killed = killed_with(&store, &vfs, b"key", b"other", &small());
+        let store = open_inline(&killed, small());
         let (_, signature) = store.hash(b"key");
         let history = store.deferred_replay.history().unwrap();
         let position = history.positions_of(signature).next().unwrap();
         let read = history.read(position).unwrap();
         store.wait_for_replay(Deadline::NONE).unwrap();
-        assert_eq!(
-            store.get(b"key", u64::MAX).unwrap().as_deref(),
-            Some(&b"old"[..])
-        );
+        assert_value(&store, b"key", Some(b"old"));
         write(&store, b"key", None);
         assert!(recovery::restore_newest(&store, &read.entry(), b"key").unwrap());
-        assert_eq!(store.get(b"key", u64::MAX).unwrap(), None);
+        assert_value(&store, b"key", None);
+    }
+
+    /// Rule 2. What is replayed goes to the leaf on top, so whatever a leaf below it has of the key would be older to everybody.
+    #[test]
+    fn a_leaf_that_is_full_beside_a_replay_stays_on_top() {
+        let tuning = Tuning {
+            leaf_entries: Some(16),
+            max_leaf_nodes: Some(1),
+            ..small()
+        };
+        let vfs = MemoryVfs::new();
+        let store = open_inline(&vfs, tuning.clone());
+        write(&store, b"key", Some(b"old"));
+        let killed = killed_with(&store, &vfs, b"key", b"other", &tuning);
+        let store = open_inline(&killed, tuning);
+        write(&store, b"key", Some(b"new"));
+        for number in 0..100_u8 {
+            write(&store, &[number], Some(b"value"));
+        }
+        assert!(is_left(&store, b"key"));
+        store.wait_for_replay(Deadline::NONE).unwrap();
+        assert_value(&store, b"key", Some(b"new"));
+        write(&store, b"another", Some(b"value"));
+        let partitions = store.partitions();
+        assert!(
+            partitions.iter().any(|partition| partition.lock().flushing),
+            "frozen as soon as all is replayed"
+        );
+    }
+
+    /// Rule 4. What was flushed of the one partition says nothing about the other one's records.
+    #[test]
+    fn partitions_stay_apart_beside_a_replay() {
+        let tuning = Tuning {
+            segment_bytes: Some(64 << 10),
+            chunk_bytes: Some(1 << 10),
+            cold_after_bytes: Some(u64::MAX),
+            ..small()
+        };
+        let vfs = MemoryVfs::new();
+        let store = open_inline(&vfs, tuning.clone());
+        for number in 0..10_000_u32 {
+            let key = number.wrapping_mul(0x9E37_79B1).to_be_bytes();
+            write(&store, &key, Some(&[7; 200]));
+        }
+        store.compact_range(&KeyRange::new(..)).unwrap();
+        let partitions = store.partitions();
+        let [flushed, unflushed, busy, ..] = &partitions[..] else {
+            panic!("there are {} partitions", partitions.len());
+        };
+        let key_of = |partition: &Partition| [&partition.lower, &[0][..]].concat();
+        let key = key_of(unflushed);
+        write(&store, &key, Some(b"unflushed"));
+        write(&store, &key_of(flushed), Some(b"flushed"));
+        let guard = crossbeam_epoch::pin();
+        store.freeze(flushed, &mut flushed.lock(), &guard);
+        drop(guard);
+        let queued = store.background.take_flush().unwrap();
+        store.flush_partition(&queued).unwrap();
+
+        // All partitions are cold, and too many.
+        let tuning = Tuning {
+            max_leaf_nodes: Some(1),
+            cold_after_bytes: Some(0),
+            ..tuning
+        };
+        let killed = killed_with(&store, &vfs, &key, &key_of(busy), &tuning);
+        killed.set_read_rate(256 << 10);
+        let store = open(&killed, tuning);
+        assert!(is_left(&store, &key));
+        store.background.ask_for_joins();
+        store.background.start(&store, 1).unwrap();
+        store.wait_for_replay(Deadline::NONE).unwrap();
+        let has_joined = || store.counters.joins.load(Ordering::Relaxed) > 0;
+        store.background.wait_until(&store, has_joined).unwrap();
+        assert_value(&store, &key, Some(b"unflushed"));
+        store.background.stop();
     }
 }
