@@ -174,6 +174,7 @@ impl Configuration {
             block_bytes: Some(64),
             large_value_bytes: Some(self.large_value_bytes),
             room_wait_max: None,
+            reserve_bytes: Some(512),
             pool_bytes: Some(match self.engine {
                 EngineKind::LightKv => 56 << 10,
                 _ => 256 << 10,
