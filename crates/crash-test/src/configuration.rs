@@ -7,7 +7,7 @@ use lightkv_pmem::{EmulatedBacking, EmulatedMedium, Granularity, PersistenceMode
 use lightkv_vfs::MemoryVfs;
 
 /// Where the store is, in the file system in memory.
-const DIRECTORY: &str = "/store";
+pub(crate) const DIRECTORY: &str = "/store";
 
 /// What ends a life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -33,12 +33,12 @@ use lightkv_pmem::{EmulatedBacking, PersistenceModel, TraceEvent, TraceRecord};
 use lightkv_vfs::{MemoryVfs, OpenMode, Operation as FileOperation, Vfs};
 use parking_lot::Mutex;
 
-use crate::configuration::{Configuration, Crash, Medium};
+use crate::configuration::{Configuration, Crash, DIRECTORY, Medium};
 use crate::contents::{Contents, Expectation, Group};
 use crate::operation::Operation;
 
 /// The file that keeps room on the disk for an open.
-const RESERVE: &str = "/store/RESERVE";
+const RESERVE_NAME: &str = "RESERVE";
 /// In one cut of so many its fate is open.
 const OPEN_RESERVE_PERIOD: usize = 64;
 
@@ -193,7 +193,10 @@ impl Watch {
 fn cut_files(files: &MemoryVfs, index: usize) -> MemoryVfs {
     let files = files.kill_image();
     if !index.is_multiple_of(OPEN_RESERVE_PERIOD)
-        && let Ok(reserve) = files.open(Path::new(RESERVE), OpenMode::ReadWrite)
+        && let Ok(reserve) = files.open(
+            &Path::new(DIRECTORY).join(RESERVE_NAME),
+            OpenMode::ReadWrite,
+        )
     {
         reserve.sync_data().expect("the image has no faults");
     }
