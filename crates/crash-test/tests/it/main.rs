@@ -55,6 +55,12 @@ fn explore(configuration: &'static Configuration, seconds: u64, first_seed: u64)
     };
     assert!(has_met && totals.cuts > 50, "{totals:?}");
     assert!(totals.states_recovered > 20, "{totals:?}");
+    // Where one thing with many outcomes is open in every cut, a sample is all that can be tried of them.
+    let tried_whole = totals.cuts_everything + totals.cuts_every_subset;
+    assert!(
+        configuration.pool.is_none() || tried_whole > totals.cuts_sampled,
+        "{totals:?}"
+    );
 }
 
 #[test]
