@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use lightkv::EngineKind;
 use lightkv_crash_test::configuration::{CONFIGURATIONS, Configuration};
+use lightkv_crash_test::counts::Totals;
 use lightkv_crash_test::explorer::{Explorer, Plan};
 use lightkv_crash_test::script::{Replay, Script, ScriptedLife};
 
@@ -17,7 +18,7 @@ mod scripts;
 mod seeded_bugs;
 
 /// Explores life after life for so long.
-fn explore(configuration: &'static Configuration, seconds: u64, first_seed: u64) {
+fn explore(configuration: &'static Configuration, seconds: u64, first_seed: u64) -> Totals {
     let seconds = match std::env::var("LIGHTKV_CRASH_TEST_SECONDS") {
         Ok(text) => text.parse().expect("a number of seconds"),
         Err(_) => seconds,
@@ -55,12 +56,7 @@ fn explore(configuration: &'static Configuration, seconds: u64, first_seed: u64)
     };
     assert!(has_met && totals.cuts > 50, "{totals:?}");
     assert!(totals.states_recovered > 20, "{totals:?}");
-    // Where one thing with many outcomes is open in every cut, a sample is all that can be tried of them.
-    let tried_whole = totals.cuts_everything + totals.cuts_every_subset;
-    assert!(
-        configuration.pool.is_none() || tried_whole > totals.cuts_sampled,
-        "{totals:?}"
-    );
+    totals
 }
 
 #[test]
